@@ -1,0 +1,3 @@
+#![doc = "Minutehand."]
+pub mod clock;
+pub mod limits;

@@ -1,0 +1,123 @@
+//! Every maximum of Minutehand, with its unit in its name and the reason for it.
+//!
+//! A number that bounds a queue, a batch, a retry, a buffer or a key stands here and nowhere else.
+//! `docs/limits.md` shows the same table to users; `tests/tree.rs` keeps the two equal.
+
+/// Largest payload of one task. Larger things belong in an object store; the task carries the reference.
+pub const PAYLOAD_MAX_BYTES: usize = 1 << 20;
+/// Longest queue name.
+pub const QUEUE_MAX_BYTES: usize = 128;
+/// Longest idempotency or placement key.
+pub const KEY_MAX_BYTES: usize = 512;
+/// Longest plan name.
+pub const PLAN_MAX_BYTES: usize = 128;
+/// Longest namespace: it is part of every key name, so it costs memory in each.
+pub const NAMESPACE_MAX_BYTES: usize = 32;
+/// Most labels a task may require.
+pub const LABELS_MAX: usize = 8;
+/// Longest label.
+pub const LABEL_MAX_BYTES: usize = 64;
+/// How far ahead a task may be due: 10 years of 366 days.
+pub const DUE_AHEAD_MAX_MS: i64 = 10 * 366 * 86_400_000;
+/// End of the year 9999, the last instant that RFC 3339 can write.
+pub const DUE_MAX_MS: i64 = 253_402_300_799_999;
+
+/// Most rows in one submit, claim or ack: keeps a script under 5 ms and under Lua's limit of 8,000 unpacked values.
+pub const BATCH_MAX_ROWS: usize = 1_000;
+/// Most bytes in one submit or claim: keeps one call from holding Redis's network buffers.
+pub const BATCH_MAX_BYTES: usize = 4 << 20;
+/// Most ids moved from due sets into lanes by one claim.
+pub const RIPEN_MAX_ROWS: usize = 2_000;
+/// Most due sets one claim looks into.
+pub const DUE_SETS_VISITED_MAX: usize = 32;
+/// From this size on a due set is split: first by second, then by sixteen parts of a second.
+pub const DUE_SET_SPLIT_ROWS: usize = 10_000;
+/// Most lapsed leases and fired timers handled by one claim.
+pub const REAP_MAX_ROWS: usize = 250;
+/// Most lanes with a quota of their own in one claim.
+pub const QUOTAS_MAX: usize = 256;
+
+/// Most buckets of a namespace.
+pub const BUCKETS_MAX: u16 = 1_024;
+/// Buckets that exist from the start and never close: the home of keyed tasks.
+pub const KEY_BUCKETS_DEFAULT: u16 = 8;
+/// Most holders of one bucket's lock.
+pub const HOLDERS_MAX: usize = 8;
+/// Most combinations of queue and required labels in a namespace (18 bits, capped).
+pub const LANE_GROUPS_MAX: u32 = 65_536;
+
+/// How long a pod's permit for a bucket lasts without renewal.
+pub const LOCK_MS: i64 = 3_000;
+/// A claimed task must have started by then, else it is handed back, uncounted.
+pub const DISPATCH_TIMEOUT_MS: i64 = 15_000;
+/// How long a started task is good without renewal.
+pub const LEASE_MS: i64 = 30_000;
+/// Shortest and longest lease a user may ask for.
+pub const LEASE_MIN_MS: i64 = 1_000;
+/// Longest lease: a day; longer work renews.
+pub const LEASE_MAX_MS: i64 = 86_400_000;
+/// How often pods and executors report.
+pub const HEARTBEAT_MS: i64 = 3_000;
+/// A pod or executor silent for this long is lost.
+pub const LOST_AFTER_MS: i64 = 9_000;
+/// Longest sleep of a claim loop: the poll that backs up every wake-up.
+pub const POLL_MS: i64 = 1_000;
+/// Rows at which waiting acks are sent at once.
+pub const ACK_ROWS: usize = 256;
+/// Shortest gathering of acks.
+pub const ACK_GATHER_MIN_MS: u64 = 5;
+/// Longest gathering of acks, while their calls would be small.
+pub const ACK_GATHER_MAX_MS: u64 = 250;
+/// Longest gathering of a claim loop when its bucket is busy.
+pub const CLAIM_GATHER_MAX_MS: u64 = 5;
+/// Grants lost without a start, after which a task is dead: it kills its executors.
+pub const UNCOUNTED_LOSSES_MAX: u32 = 20;
+/// Most retries of a task.
+pub const RETRIES_MAX: u32 = 254;
+/// Longest back-off.
+pub const BACKOFF_MAX_MS: i64 = 86_400_000 * 7;
+/// Longest error text kept of one attempt.
+pub const ERROR_TAIL_MAX_BYTES: usize = 1_024;
+/// Attempts kept in a dead letter: the first and the latest ones.
+pub const ATTEMPTS_KEPT_MAX: usize = 16;
+
+/// Default window in which an idempotency key is remembered after its task ended.
+pub const KEY_WINDOW_MS: i64 = 86_400_000;
+/// The same for imports.
+pub const IMPORT_KEY_WINDOW_MS: i64 = 7 * 86_400_000;
+/// Longest key window.
+pub const KEY_WINDOW_MAX_MS: i64 = 31 * 86_400_000;
+/// Ids of finished tasks are remembered at least this long.
+pub const RECENT_MIN_MS: i64 = 120_000;
+/// Ids of finished tasks are remembered at most this long.
+pub const RECENT_MAX_MS: i64 = 900_000;
+/// Bytes of finished ids kept per bucket beyond the shortest time.
+pub const RECENT_MAX_BYTES: usize = 4 << 20;
+/// Dead letters older than this are deleted.
+pub const DEAD_KEEP_MS: i64 = 7 * 86_400_000;
+/// Dead letters beyond this number, over all buckets, are deleted, oldest first.
+pub const DEAD_KEEP_ROWS: usize = 100_000;
+/// Bytes of events kept per namespace, shared by its buckets.
+pub const EVENTS_MAX_BYTES: usize = 512 << 20;
+
+/// Most task slots of one executor.
+pub const SLOTS_MAX: usize = 10_000;
+/// Bytes waiting in one executor's inbox.
+pub const INBOX_MAX_BYTES: usize = 16 << 20;
+/// Commands that may wait in one connection's buffer before calls are refused.
+pub const COMMAND_BUFFER_MAX: usize = 20_000;
+/// Time-out of one Redis call.
+pub const CALL_TIMEOUT_MS: u64 = 2_000;
+/// Time-out of opening a connection.
+pub const CONNECT_TIMEOUT_MS: u64 = 500;
+/// Longest wait between two tries to reach Redis.
+pub const RECONNECT_MAX_MS: u64 = 1_000;
+/// Times a call is tried again by the store when the server says "not now".
+pub const CALL_RETRIES_MAX: u32 = 5;
+
+const _: () = assert!(BATCH_MAX_ROWS * 2 < 7_000, "a batch of pairs must fit Lua's unpack");
+const _: () = assert!(LOST_AFTER_MS >= 3 * HEARTBEAT_MS, "two lost heartbeats must not kill");
+const _: () = assert!(POLL_MS < LOCK_MS, "a sleeping pod must wake up before its permit ends");
+const _: () = assert!(PAYLOAD_MAX_BYTES + 4_096 <= BATCH_MAX_BYTES, "one full payload must fit in a batch");
+const _: () = assert!(KEY_BUCKETS_DEFAULT.is_power_of_two() && BUCKETS_MAX.is_power_of_two());
+const _: () = assert!((UNCOUNTED_LOSSES_MAX as i64) < 256 && RETRIES_MAX < 255, "both are two hex digits in Redis");
