@@ -1,3 +1,5 @@
-#![doc = "Minutehand."]
+//! Minutehand.
+
 pub mod clock;
 pub mod limits;
+pub mod model;

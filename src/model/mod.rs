@@ -1,0 +1,28 @@
+//! Plain data and pure functions: no I/O, no clock, no await.
+//!
+//! What a task is and what may happen to it is decided here; the scripts in `lua/` do the same to
+//! the data in Redis, and tests compare the two.
+
+pub mod bucket;
+pub mod digits;
+pub mod event;
+pub mod field;
+pub mod grant;
+pub mod id;
+pub mod lane;
+pub mod retry;
+pub mod route;
+pub mod share;
+pub mod slice;
+pub mod spec;
+pub mod state;
+
+pub use bucket::{Bucket, Namespace, Tag};
+pub use field::{FieldError, Reason};
+pub use grant::{ExecutionId, Grant, Nonce};
+pub use id::TaskId;
+pub use lane::{Labels, LaneCode, LaneGroup, Priority, QueueName, Tier};
+pub use retry::Retry;
+pub use slice::{Minute, UnixMs};
+pub use spec::{Key, Spec};
+pub use state::{Phase, State};

@@ -1,0 +1,80 @@
+//! Which pod should hold which bucket: rendezvous hashing, cut to fair shares.
+//!
+//! Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998): each pair of
+//! bucket and pod has a weight by hash; a bucket prefers the pods in order of weight. Every pod
+//! computes the same answer from the same list, and a pod that comes or goes moves few buckets.
+
+use super::bucket::Bucket;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+fn weight(pod: &str, bucket: u16) -> u64 {
+    xxh3_64_with_seed(pod.as_bytes(), u64::from(bucket))
+}
+
+/// The buckets `0..buckets` that `me` should hold among the live `pods`.
+///
+/// Shares differ by at most one: buckets are given out in order, each to the pod with the greatest
+/// weight that is still below its share. The first `buckets % pods` pods by name take one more.
+pub fn fair_share(me: &str, pods: &[&str], buckets: u16) -> Vec<Bucket> {
+    let mut names: Vec<&str> = pods.to_vec();
+    names.sort_unstable();
+    names.dedup();
+    let Some(mine) = names.iter().position(|name| *name == me) else { return Vec::new() };
+    let count = names.len();
+    let (share, over) = (usize::from(buckets) / count, usize::from(buckets) % count);
+    let mut room: Vec<usize> = (0..count).map(|pod| share + usize::from(pod < over)).collect();
+    let mut out = Vec::with_capacity(room[mine]);
+    for bucket in 0..buckets {
+        let best = (0..count).filter(|pod| room[*pod] > 0).max_by_key(|pod| (weight(names[*pod], bucket), *pod));
+        if let Some(best) = best {
+            room[best] -= 1;
+            if best == mine {
+                out.extend(Bucket::new(bucket));
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn all(pods: &[&str], buckets: u16) -> BTreeMap<u16, String> {
+        let mut out = BTreeMap::new();
+        for pod in pods {
+            for bucket in fair_share(pod, pods, buckets) {
+                assert!(out.insert(bucket.number(), (*pod).to_owned()).is_none(), "two pods hold {bucket}");
+            }
+        }
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn every_bucket_has_one_pod_and_shares_differ_by_one(count in 1usize..12, buckets in 1u16..130) {
+            let names: Vec<String> = (0..count).map(|n| format!("pod-{n}")).collect();
+            let pods: Vec<&str> = names.iter().map(String::as_str).collect();
+            let held = all(&pods, buckets);
+            prop_assert_eq!(held.len(), usize::from(buckets));
+            let sizes: Vec<usize> = pods.iter().map(|p| held.values().filter(|h| h == p).count()).collect();
+            prop_assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1);
+        }
+    }
+
+    #[test]
+    fn a_new_pod_moves_few_buckets() {
+        let before = all(&["a", "b", "c", "d"], 64);
+        let after = all(&["a", "b", "c", "d", "e"], 64);
+        let moved = before.iter().filter(|(bucket, pod)| after[bucket] != **pod).count();
+        assert!((12..=28).contains(&moved), "{moved} of 64 buckets moved");
+    }
+
+    #[test]
+    fn a_pod_that_is_not_listed_holds_nothing() {
+        assert!(fair_share("x", &["a"], 8).is_empty());
+        assert!(fair_share("x", &[], 8).is_empty());
+    }
+}
