@@ -1,3 +1,4 @@
 #![doc = "Minutehand."]
 pub mod clock;
 pub mod limits;
+pub mod store;
