@@ -3,3 +3,8 @@
 pub mod clock;
 pub mod limits;
 pub mod model;
+pub mod keys;
+pub mod store;
+pub mod dev;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

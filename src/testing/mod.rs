@@ -1,0 +1,4 @@
+//! What tests and benches stand on: real servers, fresh namespaces, and a network that fails on demand.
+
+pub mod bed;
+pub mod fault;
