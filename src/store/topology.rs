@@ -240,7 +240,8 @@ impl Node {
         }
     }
 
-    fn trouble(&self) -> String {
+    /// The last trouble of any of its connections.
+    pub fn trouble(&self) -> String {
         let conns = self.conns.load();
         let error = conns.iter().find_map(|conn| conn.link.borrow().error.clone());
         error.unwrap_or_else(|| "no connection".into())
@@ -392,7 +393,7 @@ impl Topology {
         // A sentinel, its sisters and the master are asked one after the other.
         let left = topology.dialer.connect_timeout * 3;
         if cluster {
-            topology.refresh(left).await.map_err(|cause| topology.unreachable(cause, false))?;
+            topology.refresh(left).await.map_err(|cause| topology.cannot_start(&cause))?;
         }
         for node in &topology.map.load_full().nodes {
             let up = node.up(left).await;
@@ -413,6 +414,10 @@ impl Topology {
     }
 
     fn cannot_start(&self, cause: &str) -> StoreError {
+        if cause.contains("cluster support disabled") {
+            let what = "the server is not part of a cluster; write redis:// instead of redis-cluster://";
+            return StoreError::BadUrl { what: what.into() };
+        }
         match super::script_call::of_text("HELLO", cause) {
             super::script_call::Fault::Fatal(error @ StoreError::NoPermission { .. }) => error,
             _ => self.unreachable(cause.to_owned(), false),

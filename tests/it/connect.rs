@@ -25,7 +25,8 @@ static COUNT: Script = Script::new(
     "test.count",
     "#!lua flags=no-writes\nlocal n = redis.call('HGET', KEYS[1], 'calls') return {n or false, redis.call('EXISTS', KEYS[2])}",
 );
-static LARGE: Script = Script::new("test.large", "#!lua flags=no-writes\nreturn {ARGV[1], string.rep(ARGV[1], 4000)}");
+static LARGE: Script =
+    Script::new("test.large", "#!lua flags=no-writes\nreturn {ARGV[1], string.rep(ARGV[1], 4000)}");
 static WRONG: Script = Script::new("test.wrong", "return redis.call('LPUSH', KEYS[1], 'x')");
 static RAISE: Script = Script::new("test.raise", "error('boom')");
 static ADD: Script = Script::new("test.add", "redis.call('APPEND', KEYS[2], ARGV[1]) return 1");
@@ -145,8 +146,11 @@ async fn nothing_there_is_told_within_two_seconds() {
     let text = error.to_string();
     assert!(text.starts_with("redis unreachable at redis://127.0.0.1:1: "), "{text}");
     assert!(error.is_retryable() && !error.fate_unknown());
-    for url in ["unix:///nowhere/at.all", "redis-cluster://127.0.0.1:1", "redis-sentinel://127.0.0.1:1?sentinelServiceName=x"]
-    {
+    for url in [
+        "unix:///nowhere/at.all",
+        "redis-cluster://127.0.0.1:1",
+        "redis-sentinel://127.0.0.1:1?sentinelServiceName=x",
+    ] {
         let start = mono();
         let error = Store::connect(settings(url)).await.expect_err("nobody listens");
         assert_eq!(error.cause(), "unreachable", "{url}: {error}");
@@ -171,7 +175,9 @@ async fn logins_and_missing_rights_are_named() {
         "user limited on >pass ~{mine}* &* +@all -evalsha".into(),
         "user keyless on >pass ~other* &* +@all".into(),
     ];
-    let bed = Bed::own_server(ServerOptions { tcp: true, lines, ..ServerOptions::default() }).await.expect("a server");
+    let bed = Bed::own_server(ServerOptions { tcp: true, lines, ..ServerOptions::default() })
+        .await
+        .expect("a server");
     let address = format!("127.0.0.1:{}", bed.server().port().expect("a port"));
     let error = Store::connect(settings(format!("redis://{address}"))).await.expect_err("no login");
     assert!(error.to_string().contains("give a user name and a password"), "{error}");
@@ -209,7 +215,9 @@ async fn what_the_server_refuses_comes_back_as_its_kind() {
     let wrong = store.call(&WRONG, keys("a"), vec![]).await.expect_err("a hash is no list");
     assert!(matches!(wrong, StoreError::WrongType { script: "test.wrong", .. }), "{wrong}");
     let raised = store.call(&RAISE, keys("a"), vec![]).await.expect_err("it raises");
-    assert!(raised.to_string().starts_with("script test.raise failed: ") && raised.to_string().contains("boom"));
+    assert!(
+        raised.to_string().starts_with("script test.raise failed: ") && raised.to_string().contains("boom")
+    );
     assert!(!raised.is_retryable());
 
     bed.server().run(&["CONFIG", "SET", "maxmemory", "1"]).expect("a setting");
@@ -229,7 +237,11 @@ async fn scripts_are_loaded_again_after_a_flush() {
     let store = bed.store().await.expect("a store");
     for round in 0..3 {
         bed.server().run(&["SCRIPT", "FLUSH"]).expect("a flush");
-        let calls = (0..50).map(|n| Call { script: &ECHO, keys: keys("a"), args: vec![format!("{round}-{n}").into()] });
+        let calls = (0..50).map(|n| Call {
+            script: &ECHO,
+            keys: keys("a"),
+            args: vec![format!("{round}-{n}").into()],
+        });
         let answers = store.call_many(calls.collect()).await;
         assert_eq!(answers.len(), 50);
         for (n, answer) in answers.into_iter().enumerate() {
@@ -253,7 +265,8 @@ async fn a_killed_server_fails_calls_in_bounded_time_and_is_found_again() {
     bed.server().restart().await.expect("a restart");
     let took = until("the store is back", || async { echo(&store, "a", "x").await.is_ok() }).await;
     assert!(took < Duration::from_secs(3), "{took:?}");
-    let counted = store.call(&COUNT, keys("a"), vec![]).await.expect("a call").fields("x").expect("a list").int("n");
+    let counted =
+        store.call(&COUNT, keys("a"), vec![]).await.expect("a call").fields("x").expect("a list").int("n");
     assert!(counted.expect("a count") >= 2, "what was acknowledged is there");
 }
 
@@ -384,7 +397,8 @@ async fn a_half_open_connection_is_given_up_and_replaced() {
 async fn too_much_for_a_deaf_server_is_refused_not_hoarded() {
     let bed = Bed::shared().await.expect("a bed");
     let proxy = FaultProxy::start(Behind::Unix(bed.server().socket())).await.expect("a proxy");
-    let store = Store::connect(ConnectSettings { pool_size: 1, ..settings(proxy.url()) }).await.expect("a store");
+    let store =
+        Store::connect(ConnectSettings { pool_size: 1, ..settings(proxy.url()) }).await.expect("a store");
     proxy.set(Fault { deaf: true, ..Fault::default() });
     let payload = Bytes::from(vec![b'x'; 1 << 20]);
     let start = mono();
@@ -398,33 +412,50 @@ async fn too_much_for_a_deaf_server_is_refused_not_hoarded() {
 
 fn openssl(dir: &Path, words: &str) -> bool {
     let mut command = Command::new("openssl");
-    command.args(words.split(' ')).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .args(words.split(' '))
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_with_a_private_authority() {
-    let bed = Bed::own_server(ServerOptions::default()).await.expect("a server");
-    let dir = bed.server().dir().to_owned();
+    let bed = Bed::shared().await.expect("a bed");
+    let dir = bed.server().dir().join("tls");
+    std::fs::create_dir_all(&dir).expect("a directory");
     std::fs::write(dir.join("ext"), "subjectAltName=DNS:localhost,IP:127.0.0.1\n").expect("a file");
-    let made = openssl(&dir, "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=test-ca")
-        && openssl(&dir, "req -newkey rsa:2048 -nodes -keyout s.key -out s.csr -subj /CN=localhost")
-        && openssl(&dir, "x509 -req -in s.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out s.crt -days 2 -extfile ext");
+    let made = openssl(
+        &dir,
+        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=test-ca",
+    ) && openssl(&dir, "req -newkey rsa:2048 -nodes -keyout s.key -out s.csr -subj /CN=localhost")
+        && openssl(
+            &dir,
+            "x509 -req -in s.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out s.crt -days 2 -extfile ext",
+        );
     if !made {
         println!("skipped: no openssl to make certificates with");
         return;
     }
-    for (name, value) in
-        [("tls-cert-file", "s.crt"), ("tls-key-file", "s.key"), ("tls-ca-cert-file", "ca.crt"), ("tls-auth-clients", "no")]
-    {
-        let value = if value == "no" { value.into() } else { dir.join(value).display().to_string() };
-        if let Err(error) = bed.server().run(&["CONFIG", "SET", name, &value]) {
-            println!("skipped: this server has no tls ({error})");
+    let port =
+        std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
+    let lines = vec![
+        format!("tls-port {port}"),
+        "tls-cert-file s.crt".into(),
+        "tls-key-file s.key".into(),
+        "tls-ca-cert-file ca.crt".into(),
+        "tls-auth-clients no".into(),
+    ];
+    let options = ServerOptions { data_dir: Some(dir.clone()), lines, ..ServerOptions::default() };
+    let _server = match PrivateServer::start(options).await {
+        Ok(server) => server,
+        Err(error) => {
+            println!("skipped: this server was built without tls ({error})");
             return;
         }
-    }
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
-    bed.server().run(&["CONFIG", "SET", "tls-port", &port.to_string()]).expect("a tls port");
+    };
 
     let trusting = |host: &str| ConnectSettings {
         ca_file: Some(dir.join("ca.crt")),
@@ -433,7 +464,9 @@ async fn tls_with_a_private_authority() {
     for host in ["localhost", "127.0.0.1"] {
         basics(&Store::connect(trusting(host)).await.expect("a store"), host).await;
     }
-    let error = Store::connect(settings(format!("rediss://localhost:{port}"))).await.expect_err("a stranger's signature");
+    let error = Store::connect(settings(format!("rediss://localhost:{port}")))
+        .await
+        .expect_err("a stranger's signature");
     assert!(error.to_string().to_lowercase().contains("unknownissuer"), "{error}");
 }
 
@@ -478,12 +511,13 @@ async fn a_cluster_is_followed_through_moves() {
     }
     let took = until("the slot is followed", || async { echo(&store, "t0", "x").await.is_ok() }).await;
     assert!(took < Duration::from_secs(2), "{took:?}");
-    let counted = store.call(&COUNT, keys("t0"), vec![]).await.expect("a call").fields("x").expect("a list").int("n");
+    let counted =
+        store.call(&COUNT, keys("t0"), vec![]).await.expect("a call").fields("x").expect("a list").int("n");
     assert_eq!(counted, Ok(3), "it is the same bucket, in its new place");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn one_dead_master_is_felt_by_its_slots_alone_and_its_replica_takes_over() {
+/// The first master is lost: its slots alone feel it, until its replica takes over.
+async fn lose_a_master(lose: impl FnOnce(&PrivateServer)) {
     let cluster = PrivateCluster::start(3, 1).await.expect("a cluster");
     let store = connect(cluster.url()).await;
     let tags: Vec<String> = (0..60).map(|n| format!("t{n}")).collect();
@@ -491,14 +525,14 @@ async fn one_dead_master_is_felt_by_its_slots_alone_and_its_replica_takes_over()
         echo(&store, tag, "x").await.expect("a call");
     }
     let port_of = |tag: &str| cluster.first_owner(slot_of(format!("{{{tag}}}:meta").as_bytes())).port();
-    let dead = &cluster.masters[0];
+    let dead: &PrivateServer = &cluster.masters[0];
     let hit = tags.iter().find(|tag| port_of(tag) == dead.port()).expect("a tag of the first master");
     let others: Vec<&String> = tags.iter().filter(|tag| port_of(tag) != dead.port()).collect();
     let channel = Bytes::from(format!("{{{hit}}}:wake"));
     let mut subscription = store.subscribe(channel);
     publish_until_heard(&store, &mut subscription, "before").await;
 
-    dead.kill9();
+    lose(dead);
     let mut longest = Duration::ZERO;
     let watch = async {
         loop {
@@ -511,9 +545,35 @@ async fn one_dead_master_is_felt_by_its_slots_alone_and_its_replica_takes_over()
     };
     let back = until("the replica has taken over", || async { echo(&store, hit, "x").await.is_ok() });
     let took = tokio::select! { took = back => took, () = watch => unreachable!() };
-    println!("the dead master's slots were back after {took:?}; the others' longest call took {longest:?}");
+    println!("the lost master's slots were back after {took:?}; the others' longest call took {longest:?}");
     assert!(longest < Duration::from_millis(500), "{longest:?}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
     publish_until_heard(&store, &mut subscription, "after").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_dead_master_is_felt_by_its_slots_alone() {
+    lose_a_master(PrivateServer::kill9).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_frozen_master_is_felt_by_its_slots_alone() {
+    lose_a_master(PrivateServer::pause).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_wrong_scheme_is_told() {
+    let cluster = PrivateCluster::start(1, 0).await.expect("a cluster");
+    let url = cluster.masters[0].tcp_url().expect("a port");
+    let error = Store::connect(settings(url)).await.expect_err("a cluster by a single address");
+    assert!(error.to_string().contains("write redis-cluster:// instead of redis://"), "{error}");
+    basics(&connect(cluster.url()).await, "a").await;
+    let single = PrivateServer::start(ServerOptions { tcp: true, ..ServerOptions::default() })
+        .await
+        .expect("a server");
+    let url = format!("redis-cluster://127.0.0.1:{}", single.port().expect("a port"));
+    let error = Store::connect(settings(url)).await.expect_err("a single server by a cluster's address");
+    assert!(error.to_string().contains("write redis:// instead of redis-cluster://"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
