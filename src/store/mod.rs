@@ -37,7 +37,7 @@ pub use topology::{SLOTS, slot_of};
 use crate::clock::mono;
 use crate::limits::CALL_RETRIES_MAX;
 use connect::Dialer;
-use script_call::{Fault, Request};
+use script_call::{Fault, Request, Wait};
 use subscribe::Hub;
 use topology::{Node, Topology};
 
@@ -194,7 +194,29 @@ impl Store {
         args: Vec<Bytes>,
     ) -> Result<Reply, StoreError> {
         let slot = slot_of(&keys[0]);
-        self.run(Request::Script { script, keys: &keys, args: &args }, Some(slot)).await
+        self.run(Request::Script { script, keys: &keys, args: &args, wait: None }, Some(slot)).await
+    }
+
+    /// Runs a script and then waits until so many replicas have its writes, at most `at_most_ms`
+    /// (not more than half of the call's time-out). Gives the answer and how many replicas have them:
+    /// fewer than asked for is an answer, not an error. Other calls on the same connection wait too.
+    pub async fn call_replicated(
+        &self,
+        script: &'static Script,
+        keys: [Bytes; 2],
+        args: Vec<Bytes>,
+        replicas: u32,
+        at_most_ms: u32,
+    ) -> Result<(Reply, u32), StoreError> {
+        let half = u32::try_from(self.inner.topology.dialer.call_timeout.as_millis() / 2).unwrap_or(u32::MAX);
+        // Zero would wait for ever; more than a second looks like a dead connection.
+        let wait = Some(Wait { replicas, at_most_ms: at_most_ms.clamp(1, half.clamp(1, 1_000)) });
+        let slot = slot_of(&keys[0]);
+        let both = self.run(Request::Script { script, keys: &keys, args: &args, wait }, Some(slot)).await?;
+        let mut both = both.fields(script.name)?;
+        let answer = both.next("the answer")?;
+        let have = both.int("the replicas")?;
+        Ok((answer, u32::try_from(have).map_err(|_| both.bad("a count of replicas out of range"))?))
     }
 
     /// Runs several calls at the same time; the answers stand in the order of the calls.

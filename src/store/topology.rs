@@ -587,11 +587,15 @@ async fn ask(client: &Client, host: &str, limit: Duration) -> Result<View, Strin
 async fn keep_map(topology: Arc<Topology>) {
     let closed = topology.closed.clone();
     let work = async {
+        // The same trouble is told once, not every second.
+        let mut trouble = None;
         loop {
             let _ = timeout(REFRESH, topology.wanted.notified()).await;
-            if let Err(why) = topology.refresh(topology.dialer.connect_timeout).await {
+            let now = topology.refresh(topology.dialer.connect_timeout).await.err();
+            if let Some(why) = now.as_ref().filter(|_| now != trouble) {
                 tracing::warn!(why, "could not renew the cluster's slots");
             }
+            trouble = now;
             sleep(REFRESH_GAP).await;
         }
     };

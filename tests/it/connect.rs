@@ -252,6 +252,16 @@ async fn scripts_are_loaded_again_after_a_flush() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn waiting_for_replicas_that_do_not_exist_is_told_as_a_count() {
+    let bed = Bed::own_server(ServerOptions::default()).await.expect("a server");
+    let store = bed.store().await.expect("a store");
+    // The script is not loaded yet: both halves of the pipeline must come right all the same.
+    let (answer, have) =
+        store.call_replicated(&ECHO, keys("a"), vec!["x".into()], 1, 20).await.expect("a replicated call");
+    assert_eq!((answer.fields("x").expect("a list").text("word").as_deref(), have), (Ok("x"), 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_killed_server_fails_calls_in_bounded_time_and_is_found_again() {
     let bed = Bed::own_durable().await.expect("a server");
     let store = bed.store().await.expect("a store");
@@ -499,11 +509,22 @@ async fn a_cluster_is_followed_through_moves() {
     assert!(matches!(error, StoreError::Refused { cause: Cause::TryAgain, .. }), "{error:?}");
     // A plain read of the moved key follows ASK and finds it.
     let meta = Bytes::from("{t0}:meta");
-    let words = |name: &'static str| vec![meta.clone(), Bytes::from(name)];
-    for _ in 0..100 {
-        let got = store.command("HGET", At::Key(&meta), words("calls")).await.expect("asked there");
-        assert_eq!(got, Reply::Bytes("2".into()));
-        assert_eq!(echo(&store, "t1", "y").await.as_deref(), Ok("y"), "other slots feel nothing");
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..32 {
+        let (store, meta) = (store.clone(), meta.clone());
+        callers.spawn(async move {
+            for n in 0..50 {
+                let args = vec![meta.clone(), Bytes::from("calls")];
+                let got = store.command("HGET", At::Key(&meta), args).await.expect("asked there");
+                assert_eq!(got, Reply::Bytes("2".into()));
+                let word = format!("{caller}.{n}");
+                let other = echo(&store, &format!("t{}", 1 + caller % 20), &word).await;
+                assert_eq!(other, Ok(word), "other slots feel nothing, on the target's connections neither");
+            }
+        });
+    }
+    while let Some(done) = callers.join_next().await {
+        done.expect("no caller panics");
     }
 
     for node in [target, source] {
@@ -584,6 +605,10 @@ async fn a_sentinels_new_master_is_followed() {
     basics(&store, "a").await;
     let mut subscription = store.subscribe("{a}:wake".into());
     publish_until_heard(&store, &mut subscription, "before").await;
+
+    let (answer, have) =
+        store.call_replicated(&ECHO, keys("a"), vec!["x".into()], 1, 900).await.expect("a replicated call");
+    assert_eq!((answer.fields("x").expect("a list").text("word").as_deref(), have), (Ok("x"), 1));
 
     let replica = fleet.replica.port().expect("a port");
     fleet.sentinels[0].run(&["SENTINEL", "FAILOVER", "minutehand"]).expect("a failover");
