@@ -111,6 +111,8 @@ impl ServerBinary {
 
     /// Asks one program for its version.
     fn check(path: &Path) -> Result<Self, String> {
+        // The server is started in a directory of its own, where a relative path would name another file.
+        let path = &std::path::absolute(path).map_err(|error| error.to_string())?;
         let told = Command::new(path).arg("--version").stdin(Stdio::null()).output();
         let told = told.map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&told.stdout);
@@ -120,7 +122,7 @@ impl ServerBinary {
         if major.is_none_or(|major| major < 7) {
             return Err(format!("version {version} is too old"));
         }
-        Ok(Self { path: path.to_owned(), version, valkey: text.to_lowercase().contains("valkey") })
+        Ok(Self { path: path.clone(), version, valkey: text.to_lowercase().contains("valkey") })
     }
 }
 

@@ -338,7 +338,9 @@ impl View {
             let mut range = range.fields(script)?;
             let slot = |n: i64| u16::try_from(n).ok().filter(|slot| *slot < SLOTS);
             let (low, high) = (slot(range.int("first slot")?), slot(range.int("last slot")?));
-            let (Some(low), Some(high)) = (low, high) else { return Err(range.bad("a slot out of range")) };
+            let (Some(low), Some(high)) = (low, high.filter(|high| low <= Some(*high))) else {
+                return Err(range.bad("a slot out of range"));
+            };
             view.ranges.push((low, high, host(range.fields("the master")?)?));
             while range.left() > 0 {
                 view.replicas.push(host(range.fields("a replica")?)?);
@@ -672,7 +674,10 @@ mod tests {
             replicas: vec![Host::new("r", 2)],
         };
         assert_eq!(view, Ok(want));
-        let wild = Reply::Array(vec![Reply::Array(vec![Reply::Int(0), Reply::Int(16_384)])]);
-        assert!(View::parse("", wild, "asked").is_err());
+        for (low, high) in [(0, 16_384), (-1, 5), (9, 8)] {
+            let wild = Reply::Array(vec![Reply::Array(vec![Reply::Int(low), Reply::Int(high)])]);
+            let error = View::parse("", wild, "asked").expect_err("no such range");
+            assert!(error.to_string().contains("a slot out of range"), "{error}");
+        }
     }
 }
