@@ -32,9 +32,9 @@
 //!
 //! | other tag | keys | content |
 //! | --- | --- | --- |
-//! | `<namespace>:lanes` | `by_name`, `by_code` (HASH) | codes of queues with labels |
+//! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
-//! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH) | who lives |
+//! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
 
