@@ -1,5 +1,6 @@
 //! Minutehand.
 
 pub mod clock;
+pub mod executor;
 pub mod limits;
 pub mod model;
