@@ -1,13 +1,13 @@
 //! Minutehand.
 
 pub mod clock;
-pub mod executor;
 pub mod limits;
 pub mod metric;
 pub mod model;
 pub mod keys;
 pub mod store;
 pub mod pod;
+pub mod executor;
 pub mod client;
 pub mod http;
 pub mod dev;

@@ -27,7 +27,6 @@ pub(super) const UNSENT_MAX: usize = 20_000;
 const AIM_ROWS: f64 = 128.0;
 
 const GATHER_MIN: Duration = Duration::from_millis(limits::ACK_GATHER_MIN_MS);
-const GATHER_MAX: Duration = Duration::from_millis(limits::ACK_GATHER_MAX_MS);
 
 /// What waits in one bucket.
 #[derive(Default)]
@@ -47,6 +46,7 @@ struct Piles {
     /// When all piles leave.
     leave_at: Option<Instant>,
     gather: Duration,
+    longest: Duration,
     /// Shutting down: gather as little as possible.
     hurry: bool,
     closed: bool,
@@ -75,11 +75,12 @@ struct Plan {
 }
 
 impl Acks {
-    pub fn new() -> Self {
+    pub fn new(longest: Duration) -> Self {
         let piles = Piles {
             by_bucket: HashMap::new(),
             leave_at: None,
             gather: GATHER_MIN,
+            longest: longest.max(GATHER_MIN),
             hurry: false,
             closed: false,
         };
@@ -166,7 +167,8 @@ impl Acks {
         if all {
             piles.leave_at = None;
             if piles_gathered > 0 && !piles.hurry {
-                piles.gather = next_gather(piles.gather, gathered as f64 / f64::from(piles_gathered));
+                let rows = gathered as f64 / f64::from(piles_gathered);
+                piles.gather = next_gather(piles.gather, rows).clamp(GATHER_MIN, piles.longest);
             }
         }
         if let Some(at) = piles.leave_at {
@@ -207,7 +209,7 @@ impl Acks {
 /// a halving at a time, so that one odd moment does not upset it.
 fn next_gather(gather: Duration, rows: f64) -> Duration {
     let factor = (AIM_ROWS / rows.max(1.0)).clamp(0.5, 2.0);
-    gather.mul_f64(factor).clamp(GATHER_MIN, GATHER_MAX)
+    gather.mul_f64(factor)
 }
 
 /// Sends outcomes until the buffer is closed and empty.
@@ -251,8 +253,10 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>) {
 /// Sends one batch. Answers when to try again, if it must.
 async fn send<L: Link>(core: Arc<Core<L>>, batch: Batch) -> Option<Instant> {
     let Batch { bucket, rows, again } = batch;
+    let sent = core.link.mono();
     match core.link.ack(bucket, &rows, again).await {
         Ok(answers) => {
+            super::observe::acked(&answers, core.link.mono().saturating_duration_since(sent));
             if answers.len() != rows.len() {
                 tracing::error!(%bucket, sent = rows.len(), answered = answers.len(), "acks were not all answered");
             }
@@ -262,14 +266,12 @@ async fn send<L: Link>(core: Arc<Core<L>>, batch: Batch) -> Option<Instant> {
         }
         Err(error) if error.is_retryable() => {
             let failures = core.acks.failed(bucket);
-            super::observe::ack_failed(error.cause());
             if failures.is_power_of_two() {
                 tracing::warn!(%bucket, rows = rows.len(), failures, %error, "could not report outcomes; trying again");
             }
             return Some(core.link.mono() + super::backoff(failures));
         }
         Err(error) => {
-            super::observe::ack_failed(error.cause());
             core.stats.lost(rows.len());
             tracing::error!(
                 %bucket, rows = rows.len(), %error,
@@ -307,16 +309,18 @@ mod tests {
 
     #[test]
     fn gathering_follows_the_traffic() {
+        let longest = Duration::from_millis(limits::ACK_GATHER_MAX_MS);
         let settle = |rows_per_ms: f64| {
             let mut gather = GATHER_MIN;
             for _ in 0..20 {
-                gather = next_gather(gather, rows_per_ms * gather.as_secs_f64() * 1_000.0);
+                let rows = rows_per_ms * gather.as_secs_f64() * 1_000.0;
+                gather = next_gather(gather, rows).clamp(GATHER_MIN, longest);
             }
             gather.as_secs_f64() * 1_000.0
         };
         assert!((settle(1.25) - 102.4).abs() < 1.0, "1,250 a second in a bucket: 128 rows in 102 ms");
         assert_eq!(settle(0.01), 250.0, "calm");
         assert_eq!(settle(100.0), 5.0, "busy");
-        assert_eq!(next_gather(GATHER_MAX, 10_000.0), GATHER_MAX / 2, "one step at a time");
+        assert_eq!(next_gather(longest, 10_000.0), longest / 2, "one step at a time");
     }
 }

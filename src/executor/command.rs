@@ -103,7 +103,7 @@ async fn run_command(command: &str, task: Task, context: Context) -> HandlerResu
     let talk = async {
         tokio::join!(feed, errors.read(stderr), noise.read(stdout));
     };
-    let mut stopped = false;
+    let mut told = false;
     let status = {
         tokio::pin!(talk);
         let mut talking = true;
@@ -113,7 +113,7 @@ async fn run_command(command: &str, task: Task, context: Context) -> HandlerResu
                 status = child.wait() => break status,
                 () = &mut talk, if talking => talking = false,
                 () = context.cancelled() => {
-                    stopped = true;
+                    told = true;
                     group.signal(libc::SIGTERM);
                     let ended = tokio::time::timeout(TERM_GRACE, child.wait()).await;
                     if ended.is_err() {
@@ -130,13 +130,16 @@ async fn run_command(command: &str, task: Task, context: Context) -> HandlerResu
         status
     };
     match status {
-        Ok(status) if stopped => {
-            let why = context.stop().map_or_else(String::new, |stop| format!(": {stop}"));
-            Err(HandlerError::failed(format!("stopped{why} ({})", how_it_ended(status))))
+        Ok(status) if told => {
+            Err(HandlerError::failed(format!("{} ({})", stopped(&context), how_it_ended(status))))
         }
         Ok(status) => judge(status, errors.text()),
         Err(error) => Err(HandlerError::failed(format!("could not wait for the command: {error}"))),
     }
+}
+
+fn stopped(context: &Context) -> HandlerError {
+    HandlerError::failed(context.stop().map_or_else(|| "stopped".into(), |stop| format!("stopped: {stop}")))
 }
 
 fn judge(status: ExitStatus, errors: String) -> HandlerResult {
@@ -249,7 +252,7 @@ pub fn http(url: &str) -> Result<impl Fn(Task, Context) -> HandlerFuture + Send 
             tokio::select! {
                 biased;
                 result = exchange(request) => result,
-                () = context.cancelled() => Err(HandlerError::failed("stopped")),
+                () = context.cancelled() => Err(stopped(&context)),
             }
         })
     })

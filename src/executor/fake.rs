@@ -63,14 +63,19 @@ pub(super) struct Fake {
     pub state: Arc<Mutex<State>>,
     wake: Arc<Notify>,
     changed: Arc<Notify>,
+    hints: Arc<Mutex<VecDeque<TaskId>>>,
     origin: tokio::time::Instant,
 }
 
-pub(super) struct FakeWakes(Arc<Notify>);
+pub(super) struct FakeWakes {
+    wake: Arc<Notify>,
+    hints: Arc<Mutex<VecDeque<TaskId>>>,
+}
 
 impl Wakes for FakeWakes {
-    async fn recv(&mut self) {
-        self.0.notified().await;
+    async fn recv(&mut self) -> Wake {
+        self.wake.notified().await;
+        self.hints.lock().pop_front().map_or(Wake::Inbox, Wake::Cancel)
     }
 }
 
@@ -115,6 +120,7 @@ impl Fake {
             state: Arc::default(),
             wake: Arc::default(),
             changed: Arc::default(),
+            hints: Arc::default(),
             origin: tokio::time::Instant::now(),
         }
     }
@@ -154,6 +160,15 @@ impl Fake {
 
     pub fn offer_again(&self, offer: &Offer) {
         self.state.lock().inbox.push_back(offer.clone());
+        self.wake.notify_one();
+    }
+
+    /// Wishes a running task to stop, and says so.
+    pub fn cancel(&self, id: TaskId) {
+        if let Some(run) = self.state.lock().runs.get_mut(&id) {
+            run.cancel = true;
+        }
+        self.hints.lock().push_back(id);
         self.wake.notify_one();
     }
 
@@ -215,10 +230,10 @@ impl Link for Fake {
         Ok(LaneGroup::of(QueueName::new(name).unwrap()))
     }
 
-    async fn beat(&self, record: &ExecutorRecord) -> Result<Beat, StoreError> {
+    async fn beat(&self, record: &ExecutorRecord) -> Result<(), StoreError> {
         self.state.lock().beats.push(record.clone());
         self.changed.notify_waiters();
-        Ok(Beat { now_ms: self.now_ms(), epoch: 0 })
+        Ok(())
     }
 
     async fn leave(&self) -> Result<Vec<Offer>, StoreError> {
@@ -228,7 +243,7 @@ impl Link for Fake {
     }
 
     fn wakes(&self) -> FakeWakes {
-        FakeWakes(Arc::clone(&self.wake))
+        FakeWakes { wake: Arc::clone(&self.wake), hints: Arc::clone(&self.hints) }
     }
 
     async fn take(&self, ask: Take) -> Result<Taken, StoreError> {
@@ -252,12 +267,12 @@ impl Link for Fake {
             }
         }
         state.inbox = rest;
-        let more = !state.inbox.is_empty();
-        let room = ask.capacity > ask.in_hand + offers.len() as u32 + state.inbox.len() as u32;
+        let waiting = state.inbox.len() as u32;
+        let room = ask.capacity > ask.in_hand + offers.len() as u32 + waiting;
         let hungry = if room { std::mem::take(&mut state.hungry) } else { Vec::new() };
         drop(state);
         self.changed.notify_waiters();
-        Ok(Taken { now_us: self.now_us(), offers, more, hungry })
+        Ok(Taken { now_us: self.now_us(), offers, waiting, hungry })
     }
 
     async fn tell_room(&self, pod: &str) {
@@ -322,7 +337,7 @@ impl Link for Fake {
         bucket: Bucket,
         cause: &'static str,
         rows: &[(TaskId, Grant)],
-    ) -> Result<u32, StoreError> {
+    ) -> Result<usize, StoreError> {
         let now_ms = self.now_ms();
         let mut state = self.state.lock();
         let mut accepted = 0;

@@ -40,8 +40,8 @@ const LAPSE_MARGIN: Duration = Duration::from_millis(250);
 const RECENT_MAX: usize = 16_384;
 /// Work fetched ahead of free slots, in time: covers the way from "there is room" to the next offer.
 const PREFETCH_MS: f64 = 20.0;
-/// Most tasks fetched ahead: one batch.
-const PREFETCH_MAX: u32 = limits::BATCH_MAX_ROWS as u32;
+/// Most tasks fetched ahead unless set otherwise: one batch.
+pub(super) const PREFETCH_MAX: u32 = limits::BATCH_MAX_ROWS as u32;
 /// Weight of the latest run in the moving averages: the last ten or so count.
 const AVERAGE_WEIGHT: f64 = 0.1;
 /// Never: a time to act that does not come.
@@ -220,6 +220,8 @@ pub(super) struct View {
 pub(super) struct Size {
     pub slots: u32,
     pub urgent_slots: u32,
+    /// Most tasks fetched ahead.
+    pub prefetch: u32,
 }
 
 /// What an execution came to, for the table.
@@ -318,11 +320,6 @@ pub(super) type Calls = BTreeMap<Bucket, (Vec<StartRow>, Vec<StartRow>)>;
 impl Hands {
     pub fn new(size: Size) -> Self {
         Self { size, inner: Mutex::default(), room: Notify::new() }
-    }
-
-    /// What may be fetched ahead: nothing when runs are long, else the work of 20 ms.
-    fn prefetch(&self, run_ms: Option<f64>) -> u32 {
-        prefetch(self.size.slots, run_ms)
     }
 
     /// Takes in what was not seen before; answers how many that were. Hands back, once closed, all of it.
@@ -427,7 +424,7 @@ impl Hands {
     /// What the inbox loop decides on.
     pub fn view(&self) -> View {
         let inner = self.inner.lock();
-        let capacity = self.size.slots + self.prefetch(inner.run_ms);
+        let capacity = self.size.slots + prefetch(self.size, inner.run_ms);
         let in_hand = self.size.hand(&inner);
         let spare = self.size.urgent_slots.saturating_sub(inner.running[Pool::Urgent as usize]);
         View {
@@ -447,9 +444,21 @@ impl Hands {
         (inner.running[0] + inner.running[1], inner.live[0] + inner.live[1], inner.load_ms)
     }
 
-    /// Everything that is held, outcomes that wait for their ack included.
-    pub fn held(&self) -> usize {
-        self.inner.lock().held.len()
+    /// Slots that only P0 and P1 may use.
+    pub fn urgent_slots(&self) -> u32 {
+        self.size.urgent_slots
+    }
+
+    /// Has the keeper ask at once how a running task's grant stands. False: it does not run here.
+    pub fn hurry(&self, id: TaskId, now: Instant) -> bool {
+        let mut inner = self.inner.lock();
+        let mut found = false;
+        let runs = inner.held.iter_mut().filter(|(execution, held)| execution.id == id && held.phase == Phase::Running);
+        for (_, held) in runs {
+            held.act_at = now;
+            found = true;
+        }
+        found
     }
 
     /// Nothing starts from now on. Answers what had not started: it must be handed back.
@@ -597,13 +606,100 @@ impl Size {
     }
 }
 
-/// What may be fetched ahead of `slots` free slots when a run takes `run_ms` on average.
-fn prefetch(slots: u32, run_ms: Option<f64>) -> u32 {
+/// What may be fetched ahead when a run takes `run_ms` on average: nothing when runs are long or not
+/// known yet, else the work of 20 ms.
+fn prefetch(size: Size, run_ms: Option<f64>) -> u32 {
     match run_ms {
         Some(ms) if ms < PREFETCH_MS => {
-            let ahead = f64::from(slots) * PREFETCH_MS / ms.max(0.001);
-            if ahead >= f64::from(PREFETCH_MAX) { PREFETCH_MAX } else { ahead as u32 }
+            let ahead = f64::from(size.slots) * PREFETCH_MS / ms.max(0.001);
+            if ahead >= f64::from(size.prefetch) { size.prefetch } else { ahead as u32 }
         }
         Some(_) | None => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{LaneCode, Nonce, Priority, Tier};
+
+    const SIZE: Size = Size { slots: 2, urgent_slots: 1, prefetch: PREFETCH_MAX };
+
+    fn arrived(number: u64, priority: Priority, now: Instant) -> Arrived {
+        let id = TaskId::new(crate::model::Minute(29_408_521), Bucket::default(), number);
+        let queue = Arc::new(Queue::new(QueueName::new("q").unwrap(), None));
+        let mut spec = crate::model::spec::tests::plain(b"");
+        spec.lane = LaneCode::new(1, priority, Tier::FRESH);
+        Arrived {
+            execution: ExecutionId { id, grant: Grant::new(1, Nonce::new(number)) },
+            spec,
+            due: UnixMs(0),
+            attempt: 1,
+            urgent: priority.is_urgent(),
+            good_until: now + Duration::from_secs(15),
+            route: Route { queue, labels: Arc::default() },
+        }
+    }
+
+    #[test]
+    fn prefetch_is_twenty_milliseconds_of_work() {
+        let size = Size { slots: 8, ..SIZE };
+        let cases =
+            [(None, 0), (Some(20.0), 0), (Some(900.0), 0), (Some(19.0), 8), (Some(1.0), 160), (Some(0.0), 1_000)];
+        for (run_ms, expected) in cases {
+            assert_eq!(prefetch(size, run_ms), expected, "{run_ms:?}");
+        }
+        assert_eq!(prefetch(Size { prefetch: 32, ..size }, Some(0.5)), 32, "the setting caps it");
+    }
+
+    #[test]
+    fn urgent_tasks_take_normal_slots_first_and_then_their_own() {
+        let (hands, now) = (Hands::new(SIZE), crate::clock::mono());
+        let tasks = [Priority::P3, Priority::P3, Priority::P0, Priority::P1, Priority::P1];
+        let tasks = tasks.into_iter().zip(0..).map(|(priority, number)| arrived(number, priority, now)).collect();
+        assert_eq!(hands.arrive(tasks).unwrap(), 5);
+        let mut jobs = hands.launch(now);
+        let shape: Vec<_> = jobs.iter().map(|(pool, job)| (*pool, job.task.spec.lane.priority())).collect();
+        let expected =
+            [(Pool::Normal, Priority::P0), (Pool::Normal, Priority::P1), (Pool::Urgent, Priority::P1)];
+        assert_eq!(shape, expected);
+        let view = hands.view();
+        assert_eq!((view.held, view.in_hand, view.room, view.urgent_room, view.idle), (5, 4, 0, 0, 0));
+        // The urgent slot is free again: nothing of what waits may have it.
+        let (_, last) = jobs.pop().unwrap();
+        let end = End::Outcome { took_ms: Some(50.0) };
+        assert!(hands.finish(&last.task.execution, Pool::Urgent, &last.task.route.queue, end, now).is_none());
+        assert_eq!((hands.view().held, hands.view().urgent_room), (4, 1));
+        let (_, first) = jobs.remove(0);
+        let next = hands.finish(&first.task.execution, Pool::Normal, &first.task.route.queue, end, now);
+        assert_eq!(next.unwrap().task.spec.lane.priority(), Priority::P3);
+    }
+
+    #[test]
+    fn what_ended_is_remembered_and_closing_gives_the_rest_back() {
+        let (hands, now) = (Hands::new(SIZE), crate::clock::mono());
+        let all = || (0..4).map(|number| arrived(number, Priority::P3, now)).collect::<Vec<_>>();
+        assert_eq!(hands.arrive(all()).unwrap(), 4);
+        assert_eq!(hands.arrive(all()).unwrap(), 0, "all are held");
+        let jobs = hands.launch(now);
+        assert_eq!(jobs.len(), 2);
+        for (pool, job) in &jobs {
+            hands.finish(&job.task.execution, *pool, &job.task.route.queue, End::Dropped, now);
+        }
+        let back = hands.close();
+        assert!(back.is_empty(), "both waiting ones had got the free slots: {back:?}");
+        assert_eq!(hands.arrive(all()).unwrap_err().len(), 2, "closed: what is not held goes back");
+    }
+
+    #[test]
+    fn the_memory_of_ended_executions_is_bounded() {
+        let mut recent = Recent::default();
+        let now = crate::clock::mono();
+        let execution = |number| arrived(number, Priority::P3, now).execution;
+        for number in 0..3 * RECENT_MAX as u64 {
+            recent.add(&execution(number));
+            assert!(recent.young.len() + recent.old.len() <= 2 * RECENT_MAX);
+        }
+        assert!(recent.has(&execution(3 * RECENT_MAX as u64 - 1)) && !recent.has(&execution(0)));
     }
 }

@@ -6,7 +6,7 @@
 //! travels alone costs Redis more than a task's whole life in a batch.
 
 use super::hands::{Arrived, Queue, Route, View};
-use super::link::{Link, Offer, Outcome, Take, Taken, Wakes};
+use super::link::{Link, Offer, Outcome, Take, Taken, Wake, Wakes};
 use super::runner::Core;
 use crate::limits;
 use crate::model::{ExecutionId, Grant, Spec, TaskId};
@@ -129,7 +129,10 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>) -> Vec
             if watched {
                 tokio::select! {
                     () = core.closing.cancelled() => {}
-                    () = wakes.recv() => known.waiting = true,
+                    wake = wakes.recv() => match wake {
+                        Wake::Inbox => known.waiting = true,
+                        Wake::Cancel(id) => core.ask_at_once(id),
+                    },
                     () = core.hands.room.notified() => {}
                     () = tokio::time::sleep_until(until.into()) => {}
                 }
@@ -138,23 +141,23 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>) -> Vec
         }
         let normal = view.room.min(limits::BATCH_MAX_ROWS as u32);
         let urgent = view.urgent_room.min(limits::BATCH_MAX_ROWS as u32 - normal);
-        let ask = Take { normal, urgent, in_hand: view.in_hand, capacity: view.capacity };
+        let ask =
+            Take { normal, urgent, in_hand: view.in_hand, capacity: view.capacity, urgent_slots: core.hands.urgent_slots() };
         known.last = now;
         match core.link.take(ask).await {
-            Ok(Taken { offers, more, hungry: told, .. }) => {
+            Ok(Taken { offers, waiting, hungry: told, .. }) => {
                 if failures > 0 {
                     tracing::info!(failures, "the inbox is heard again");
                     failures = 0;
                 }
-                super::observe::taken(offers.len());
                 let count = u32::try_from(offers.len()).unwrap_or(u32::MAX);
-                known.waiting = more;
-                known.believed = view.capacity.saturating_sub(view.in_hand.saturating_add(count));
+                known.waiting = waiting > 0;
+                known.believed = view.capacity.saturating_sub(view.in_hand.saturating_add(count).saturating_add(waiting));
                 hungry.extend(told);
                 while hungry.len() > HUNGRY_MAX {
                     hungry.pop_last();
                 }
-                if !more && known.believed > 0 && !hungry.is_empty() {
+                if known.believed > 0 && !hungry.is_empty() {
                     tell(&core, std::mem::take(&mut hungry));
                 }
                 known.hungry = !hungry.is_empty();
@@ -168,7 +171,6 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>) -> Vec
             }
             Err(error) => {
                 failures += 1;
-                super::observe::take_failed(error.cause());
                 if failures.is_power_of_two() {
                     tracing::warn!(failures, %error, "could not take from the inbox; trying again");
                 }
@@ -244,4 +246,69 @@ async fn take_in<L: Link>(
     core.launch();
     core.release("unknown queue", unknown, HAND_BACK_PATIENCE).await;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn view(held: u32, idle: u32) -> View {
+        View { held, in_hand: held, capacity: 40, room: 40 - held, urgent_room: 0, idle, running: held.min(8) }
+    }
+
+    #[test]
+    fn it_takes_when_there_is_reason_and_not_before() {
+        let start = crate::clock::mono();
+        let quiet =
+            Known { waiting: false, told: 8, believed: 32, hungry: false, freed_at: None, last: start };
+        let at = |known: &Known, view: &View, after: u64| decide(known, view, start + ms(after));
+        // Nothing happens: the poll.
+        assert_eq!(at(&quiet, &view(8, 0), 10), Next::Wait(start + ms(1_000), Some(7)));
+        assert_eq!(at(&quiet, &view(8, 0), 1_000), Next::Take);
+        // Something came and slots are idle: at once, but for the spacing.
+        let woken = Known { waiting: true, ..quiet.clone() };
+        assert_eq!(at(&woken, &view(8, 3), 1), Next::Wait(start + ms(2), Some(7)));
+        assert_eq!(at(&woken, &view(8, 3), 2), Next::Take);
+        // No slot is idle: a batch gathers.
+        assert_eq!(at(&woken, &view(8, 0), 2), Next::Wait(start + ms(5), Some(7)));
+        // Room that nobody misses is told later, room that somebody waits for soon.
+        let freed = Known { freed_at: Some(start + ms(10)), ..quiet.clone() };
+        assert_eq!(at(&freed, &view(5, 0), 10), Next::Wait(start + ms(110), Some(0)));
+        let hungry = Known { hungry: true, ..freed.clone() };
+        assert_eq!(at(&hungry, &view(5, 0), 10), Next::Wait(start + ms(15), Some(0)));
+        let scarce = Known { believed: 0, told: 40, ..freed };
+        assert_eq!(at(&scarce, &view(35, 0), 10), Next::Wait(start + ms(15), Some(30)));
+        assert_eq!(at(&scarce, &view(30, 0), 10), Next::Take, "a quarter of the capacity is a batch");
+        // No room at all: until there is some.
+        assert_eq!(at(&woken, &view(40, 0), 50), Next::Wait(start + ms(1_050), Some(39)));
+    }
+
+    proptest! {
+        /// It never waits for longer than the poll, never for a level that is reached already, and never
+        /// takes sooner than the spacing allows.
+        #[test]
+        fn it_neither_spins_nor_sleeps_in(
+            waiting: bool, hungry: bool, freed: bool, told in 0u32..50, believed in 0u32..50,
+            held in 0u32..50, idle in 0u32..9, running in 0u32..9, after in 0u64..2_000, capacity in 1u32..50,
+        ) {
+            let start = crate::clock::mono();
+            let now = start + ms(after);
+            let freed_at = freed.then_some(start);
+            let known = Known { waiting, told, believed, hungry, freed_at, last: start };
+            let room = capacity.saturating_sub(held);
+            let view = View { held, in_hand: held, capacity, room, urgent_room: 0, idle, running };
+            match decide(&known, &view, now) {
+                Next::Take => prop_assert!(room > 0 && after >= 2),
+                Next::Wait(until, level) => {
+                    prop_assert!(until > now && until <= now + ms(1_000));
+                    prop_assert!(level.is_none_or(|level| level < held || held == 0));
+                }
+            }
+        }
+    }
 }

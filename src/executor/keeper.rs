@@ -70,7 +70,6 @@ async fn say<L: Link>(core: &Core<L>, bucket: Bucket, start: bool, rows: &[Start
                 }
             }
             Err(error) => {
-                super::observe::keep_failed(error.cause());
                 let what = if start { "start" } else { "renew" };
                 tracing::warn!(%bucket, rows = rows.len(), %error, "could not {what} grants; trying again");
             }
@@ -102,8 +101,13 @@ pub(super) fn record<L: Link>(core: &Core<L>, identity: &Identity) -> ExecutorRe
 }
 
 /// Says every few seconds that this executor lives, until `done`.
-pub(super) async fn beat<L: Link>(core: Arc<Core<L>>, identity: Identity, size: Size, done: CancellationToken) {
-    let every = crate::clock::ms(limits::HEARTBEAT_MS);
+pub(super) async fn beat<L: Link>(
+    core: Arc<Core<L>>,
+    identity: Identity,
+    size: Size,
+    every: Duration,
+    done: CancellationToken,
+) {
     let mut watch = BusyWatch::default();
     let mut failures = 0u32;
     let mut pause = every;
@@ -113,6 +117,7 @@ pub(super) async fn beat<L: Link>(core: Arc<Core<L>>, identity: Identity, size: 
             () = tokio::time::sleep(pause) => {}
         }
         let record = record(&core, &identity);
+        super::observe::slots(size.slots + size.urgent_slots, record.busy);
         if watch.see(core.link.mono(), record.busy, size.slots) {
             tracing::warn!(
                 busy = record.busy, slots = size.slots,
@@ -129,7 +134,6 @@ pub(super) async fn beat<L: Link>(core: Arc<Core<L>>, identity: Identity, size: 
             }
             Err(error) => {
                 failures += 1;
-                super::observe::beat_failed(error.cause());
                 if failures.is_power_of_two() {
                     tracing::warn!(failures, %error, "could not send a heartbeat; trying again");
                 }

@@ -1,127 +1,30 @@
 //! What the runtime asks of Redis, as a trait: the runtime's tests play the other side in memory.
 
-use crate::model::{Bucket, Grant, LaneGroup, TaskId, UnixMs};
-use bytes::Bytes;
+pub(super) use crate::store::StoreError;
+pub(super) use crate::store::member::{ExecutorRecord, Offer, Take, Taken};
+pub(super) use crate::store::run::{AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
+
+use crate::clock;
+use crate::model::{Bucket, Grant, LaneGroup, TaskId};
+use crate::store::due::ReleaseAnswer;
+use crate::store::{Space, Subscription, due, member, run};
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Instant;
 
-/// Placeholder.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StoreError {
-    #[error("no answer from redis to {script} within {timeout_ms} ms; the call may have been executed")]
-    Timeout { script: &'static str, timeout_ms: u64 },
-    #[error("the store is closed")]
-    Closed,
-}
-
-impl StoreError {
-    pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Timeout { .. })
-    }
-    pub fn cause(&self) -> &'static str {
-        "timeout"
-    }
-}
-
-#[derive(Debug, Clone, Default)]
-pub struct ExecutorRecord {
-    pub id: String,
-    pub name: String,
-    pub queues: Vec<String>,
-    pub labels: Vec<String>,
-    pub slots: u32,
-    pub capacity: u32,
-    pub urgent_slots: u32,
-    pub version: String,
-    pub host: String,
-    pub pid: u32,
-    pub load_ms: f64,
-    pub busy: u32,
-    pub draining: bool,
-    pub journal: bool,
-    pub clock_offset_us: i64,
-    pub averages: Vec<(String, f64)>,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub struct Beat {
-    pub now_ms: i64,
-    pub epoch: u64,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub struct Take {
-    pub normal: u32,
-    pub urgent: u32,
-    pub in_hand: u32,
-    pub capacity: u32,
-}
-
-#[derive(Debug, Clone, Default)]
-pub struct Taken {
-    pub now_us: i64,
-    pub offers: Vec<Offer>,
-    pub more: bool,
-    pub hungry: Vec<String>,
-}
-
-#[derive(Debug, Clone)]
-pub struct Offer {
-    pub id: TaskId,
-    pub grant: Grant,
-    pub group: u32,
-    pub urgent: bool,
-    pub due: UnixMs,
-    pub attempt: u32,
-    pub not_after: UnixMs,
-    pub spec: Bytes,
-}
-
+/// Why an executor is woken. A hint; polls and renewals stand behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StartRow {
-    pub id: TaskId,
-    pub grant: Grant,
-    pub lease_ms: i64,
+pub(super) enum Wake {
+    /// Something may have been put into the inbox.
+    Inbox,
+    /// Somebody wishes this task to stop; its grant's flag is the truth.
+    Cancel(TaskId),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StartAnswer {
-    Ok { deadline: UnixMs, cancel: bool },
-    Stale,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AckRow {
-    pub id: TaskId,
-    pub grant: Grant,
-    pub outcome: Outcome,
-    pub lag_ms: i64,
-    pub took_ms: i64,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    Succeeded,
-    Failed { error: String },
-    Fatal { error: String },
-    RetryAfter { ms: i64, counted: bool, error: String },
-    Cancelled,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AckAnswer {
-    Succeeded,
-    Retrying { due: UnixMs },
-    Dead,
-    Cancelled,
-    Stale,
-    Known,
-}
-
-/// Wake-ups: something was put into the inbox. A hint; a poll stands behind it.
+/// Wake-ups.
 pub(super) trait Wakes: Send + 'static {
-    /// Completes at the next wake-up.
-    fn recv(&mut self) -> impl Future<Output = ()> + Send;
+    /// The next one. Dropping the future loses nothing.
+    fn recv(&mut self) -> impl Future<Output = Wake> + Send;
 }
 
 /// Redis, as one executor sees it.
@@ -136,7 +39,7 @@ pub(super) trait Link: Send + Sync + 'static {
     /// What a lane code stands for.
     fn group(&self, code: u32) -> impl Future<Output = Result<LaneGroup, StoreError>> + Send;
     /// Registers, or says that this executor is still there.
-    fn beat(&self, record: &ExecutorRecord) -> impl Future<Output = Result<Beat, StoreError>> + Send;
+    fn beat(&self, record: &ExecutorRecord) -> impl Future<Output = Result<(), StoreError>> + Send;
     /// Leaves the registry; gives back what was still in the inbox.
     fn leave(&self) -> impl Future<Output = Result<Vec<Offer>, StoreError>> + Send;
     /// Subscribes to the wake-ups.
@@ -164,11 +67,89 @@ pub(super) trait Link: Send + Sync + 'static {
         rows: &[AckRow],
         again: bool,
     ) -> impl Future<Output = Result<Vec<AckAnswer>, StoreError>> + Send;
-    /// Hands back, uncounted.
+    /// Hands back, uncounted; answers how many grants still stood.
     fn release(
         &self,
         bucket: Bucket,
         cause: &'static str,
         rows: &[(TaskId, Grant)],
-    ) -> impl Future<Output = Result<u32, StoreError>> + Send;
+    ) -> impl Future<Output = Result<usize, StoreError>> + Send;
+}
+
+/// The link of an executor that runs in earnest.
+pub(super) struct SpaceLink {
+    pub space: Space,
+    pub id: Arc<str>,
+}
+
+impl Wakes for Subscription {
+    async fn recv(&mut self) -> Wake {
+        match Self::recv(self).await {
+            Some(wake) => match wake.payload.split_first() {
+                Some((b'c', id)) => TaskId::from_bytes(id).map_or(Wake::Inbox, Wake::Cancel),
+                _ => Wake::Inbox,
+            },
+            // The store is closed; what the calls say counts.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Link for SpaceLink {
+    type Wakes = Subscription;
+
+    fn now_us(&self) -> i64 {
+        self.space.clock().now_us()
+    }
+
+    fn mono(&self) -> Instant {
+        clock::mono()
+    }
+
+    async fn group(&self, code: u32) -> Result<LaneGroup, StoreError> {
+        self.space.group_of(code).await
+    }
+
+    async fn beat(&self, record: &ExecutorRecord) -> Result<(), StoreError> {
+        member::beat_executor(&self.space, record).await
+    }
+
+    async fn leave(&self) -> Result<Vec<Offer>, StoreError> {
+        member::leave_executor(&self.space, &self.id).await
+    }
+
+    fn wakes(&self) -> Subscription {
+        member::inbox_wakes(&self.space, &self.id)
+    }
+
+    async fn take(&self, ask: Take) -> Result<Taken, StoreError> {
+        member::take(&self.space, &self.id, ask).await
+    }
+
+    async fn tell_room(&self, pod: &str) {
+        // Nobody depends on a hint.
+        let _ = member::tell_room(&self.space, pod, &self.id).await;
+    }
+
+    async fn start(&self, bucket: Bucket, rows: &[StartRow]) -> Result<Vec<StartAnswer>, StoreError> {
+        run::start(&self.space, bucket, &self.id, rows).await
+    }
+
+    async fn renew(&self, bucket: Bucket, rows: &[StartRow]) -> Result<Vec<StartAnswer>, StoreError> {
+        run::renew(&self.space, bucket, &self.id, rows).await
+    }
+
+    async fn ack(&self, bucket: Bucket, rows: &[AckRow], again: bool) -> Result<Vec<AckAnswer>, StoreError> {
+        run::ack(&self.space, bucket, &self.id, rows, again).await
+    }
+
+    async fn release(
+        &self,
+        bucket: Bucket,
+        cause: &'static str,
+        rows: &[(TaskId, Grant)],
+    ) -> Result<usize, StoreError> {
+        let answers = due::release(&self.space, bucket, &self.id, cause, rows).await?;
+        Ok(answers.iter().filter(|answer| !matches!(answer, ReleaseAnswer::Stale)).count())
+    }
 }

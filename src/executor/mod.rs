@@ -60,7 +60,8 @@ use crate::model::{FieldError, Labels, QueueName, Reason};
 use handler::Handler;
 use hands::{Hands, Queue, Size};
 use inbox::Queues;
-use link::{ExecutorRecord, Link, StoreError};
+use link::{ExecutorRecord, Link, SpaceLink};
+use crate::store::{Space, StoreError};
 use runner::Core;
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -88,8 +89,15 @@ pub struct ExecutorSettings {
     pub slots: u32,
     /// Slots beside these that only P0 and P1 may use.
     pub urgent_slots: u32,
+    /// Tasks that it may fetch ahead of free slots. How many it does fetch follows from how long they
+    /// run: none when that is 20 ms or more, else about 20 ms of work.
+    pub prefetch: u32,
     /// Labels it offers.
     pub labels: Vec<String>,
+    /// How often it says that it lives.
+    pub heartbeat_ms: u64,
+    /// Longest gathering of outcomes while there are few of them.
+    pub ack_gather_ms: u64,
     /// How long a shutdown may take in all.
     pub drain_grace_ms: u64,
     /// How long a handler that was told to stop may take before it is dropped.
@@ -102,7 +110,10 @@ impl Default for ExecutorSettings {
             name: String::new(),
             slots: 32,
             urgent_slots: 4,
+            prefetch: hands::PREFETCH_MAX,
             labels: Vec::new(),
+            heartbeat_ms: limits::HEARTBEAT_MS.unsigned_abs(),
+            ack_gather_ms: limits::ACK_GATHER_MAX_MS,
             // Common platforms kill 30 s after they ask.
             drain_grace_ms: 25_000,
             stop_grace_ms: 5_000,
@@ -119,12 +130,133 @@ impl ExecutorSettings {
         };
         range("slots", self.slots.into(), 1, limits::SLOTS_MAX as u64)?;
         range("urgent_slots", self.urgent_slots.into(), 0, limits::SLOTS_MAX as u64)?;
+        range("prefetch", self.prefetch.into(), 0, limits::SLOTS_MAX as u64)?;
+        range("heartbeat_ms", self.heartbeat_ms, 100, limits::LOST_AFTER_MS.unsigned_abs() / 3)?;
+        range("ack_gather_ms", self.ack_gather_ms, 0, limits::ACK_GATHER_MAX_MS)?;
         range("drain_grace_ms", self.drain_grace_ms, 0, 3_600_000)?;
         range("stop_grace_ms", self.stop_grace_ms, 0, 3_600_000)?;
         if !self.name.is_empty() {
             crate::model::lane::check_name("name", &self.name, limits::QUEUE_MAX_BYTES)?;
         }
         Labels::new(&self.labels).map(drop)
+    }
+}
+
+/// Runs tasks of some queues with their handlers. Made by [`Executor::builder`].
+pub struct Executor {
+    space: Space,
+    parts: Parts,
+}
+
+/// Collects what an [`Executor`] is made of.
+pub struct ExecutorBuilder {
+    space: Space,
+    plan: Plan,
+}
+
+impl Executor {
+    /// Begins an executor that takes its tasks from `space`.
+    pub fn builder(space: Space) -> ExecutorBuilder {
+        ExecutorBuilder { space, plan: Plan::default() }
+    }
+
+    /// Its instance id: the name and a random part.
+    pub fn id(&self) -> &str {
+        &self.parts.id
+    }
+
+    /// What it has done so far, live.
+    pub fn stats(&self) -> Arc<Stats> {
+        Arc::clone(&self.parts.stats)
+    }
+
+    /// Runs until `shutdown` is cancelled, then ends in order: nothing is taken any more, what has not
+    /// started goes back at once, running handlers may finish, and every outcome is reported.
+    ///
+    /// Returns within the drain grace, 25 s by default.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<ExecutorReport, ExecutorError> {
+        self.run_until(shutdown, CancellationToken::new()).await
+    }
+
+    /// Like [`Executor::run`]; `now`, as for a second signal, ends it without waiting for handlers:
+    /// they are dropped, and their tasks handed back.
+    pub async fn run_until(
+        self,
+        shutdown: CancellationToken,
+        now: CancellationToken,
+    ) -> Result<ExecutorReport, ExecutorError> {
+        let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id) };
+        run(link, self.parts, shutdown, now).await
+    }
+}
+
+impl std::fmt::Debug for Executor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Executor({})", self.parts.id)
+    }
+}
+
+impl ExecutorBuilder {
+    /// Takes all settings at once; those set after it count.
+    pub fn settings(mut self, settings: ExecutorSettings) -> Self {
+        self.plan.settings = settings;
+        self
+    }
+
+    /// Its name in lists, the host's by default. Need not be unique: instances are told apart.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.plan.settings.name = name.into();
+        self
+    }
+
+    /// How many handlers run at once, 32 by default.
+    pub fn slots(mut self, slots: u32) -> Self {
+        self.plan.settings.slots = slots;
+        self
+    }
+
+    /// How many slots beside these only P0 and P1 may use, 4 by default.
+    pub fn urgent_slots(mut self, slots: u32) -> Self {
+        self.plan.settings.urgent_slots = slots;
+        self
+    }
+
+    /// Offers a label; tasks that ask for it come only where it is offered.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.plan.settings.labels.push(label.into());
+        self
+    }
+
+    /// Serves a queue.
+    pub fn handle<F, Fut>(mut self, queue: impl Into<String>, handler: F) -> Self
+    where
+        F: Fn(Task, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        self.plan.queues.push((queue.into(), Plan::handler(handler)));
+        self
+    }
+
+    /// Serves all queues that have no handler of their own here.
+    pub fn handle_any<F, Fut>(mut self, handler: F) -> Self
+    where
+        F: Fn(Task, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        self.plan.any = Some(Plan::handler(handler));
+        self
+    }
+
+    /// Runs handlers on the threads of `runtime` instead of on threads of their own. Then a handler
+    /// that blocks its thread may hold up leases, acks and heartbeats, if they run there too.
+    pub fn handlers_on(mut self, runtime: tokio::runtime::Handle) -> Self {
+        self.plan.threads = Some(runtime);
+        self
+    }
+
+    /// Checks everything; an error names the field.
+    pub fn build(self) -> Result<Executor, FieldError> {
+        Ok(Executor { space: self.space, parts: self.plan.build()? })
     }
 }
 
@@ -233,7 +365,7 @@ async fn run<L: Link>(
             (Some(own), handle)
         }
     };
-    let size = Size { slots: settings.slots, urgent_slots: settings.urgent_slots };
+    let size = Size { slots: settings.slots, urgent_slots: settings.urgent_slots, prefetch: settings.prefetch };
     let mut names: Vec<_> = named.keys().cloned().collect();
     names.sort();
     names.extend(any.is_some().then(|| ANY_QUEUE.to_owned()));
@@ -242,7 +374,7 @@ async fn run<L: Link>(
         link,
         id: Arc::clone(&id),
         hands: Hands::new(size),
-        acks: acks::Acks::new(),
+        acks: acks::Acks::new(Duration::from_millis(settings.ack_gather_ms)),
         stats: Arc::clone(&stats),
         wake_keeper: tokio::sync::Notify::new(),
         stop_grace: Duration::from_millis(settings.stop_grace_ms),
@@ -351,8 +483,9 @@ async fn serve<L: Link>(
     // Should the caller drop this future, everything ends with it.
     let _closing = core.closing.clone().drop_guard();
     let _kill = core.kill.clone().drop_guard();
+    let every = Duration::from_millis(settings.heartbeat_ms);
     let keeper = Loop::start(keeper::run(Arc::clone(core), keeping.clone()));
-    let beats = Loop::start(keeper::beat(Arc::clone(core), identity, size, beating.clone()));
+    let beats = Loop::start(keeper::beat(Arc::clone(core), identity, size, every, beating.clone()));
     let acks = Loop::start(acks::run(Arc::clone(core)));
     let inbox = Loop::start(inbox::run(Arc::clone(core), queues));
 

@@ -95,7 +95,7 @@ impl<L: Link> Core<L> {
                     let mut failures = 0;
                     loop {
                         match core.link.release(bucket, cause, &rows).await {
-                            Ok(accepted) => return u64::from(accepted),
+                            Ok(accepted) => return accepted as u64,
                             Err(error) => {
                                 failures += 1;
                                 let pause = super::backoff(failures);
@@ -119,7 +119,15 @@ impl<L: Link> Core<L> {
             accepted += done.unwrap_or(0);
         }
         self.stats.handed_back(accepted);
+        super::observe::handed_back(accepted);
         accepted
+    }
+
+    /// Somebody wishes a task to stop: its grant is asked for at once instead of at its next renewal.
+    pub fn ask_at_once(&self, id: TaskId) {
+        if self.hands.hurry(id, self.link.mono()) {
+            self.wake_keeper.notify_one();
+        }
     }
 
     /// Reports the outcome of an offer that came to no handler.
@@ -167,7 +175,7 @@ async fn run_one<L: Link>(core: &Arc<Core<L>>, pool: Pool, job: Job) -> Option<J
     let lag_ms = (core.link.now_us() - job.task.due.0.saturating_mul(1_000)).div_euclid(1_000).max(0);
     let entered = core.link.mono();
     core.stats.started(lag_ms);
-    super::observe::started(&queue, lag_ms);
+    super::observe::started(lag_ms);
 
     let signal = job.signal;
     let time_out = job.task.spec.timeout_ms.map(|ms| Duration::from_millis(u64::from(ms)));
@@ -244,7 +252,6 @@ async fn end<L: Link>(
     core.acks.reserve().await;
     let now = core.link.mono();
     let Ended { outcome, lag_ms, took } = ended;
-    super::observe::ended(queue, &outcome, took);
     let took_ms = took.map(|took| took.as_secs_f64() * 1_000.0);
     let next = core.hands.finish(execution, pool, queue, End::Outcome { took_ms }, now);
     let took_ms = took.map_or(0, |took| i64::try_from(took.as_millis()).unwrap_or(i64::MAX));

@@ -3,7 +3,7 @@
 
 use super::fake::{Draft, EPOCH_MS, Fail, Fake, spec};
 use super::handler::{Context, HandlerError, HandlerResult, Stop, Task};
-use super::link::{Link, Outcome};
+use super::link::Outcome;
 use super::*;
 use crate::model::{Priority, Spec, TaskId};
 use proptest::prelude::*;
@@ -313,9 +313,12 @@ async fn a_cancelled_task_ends_as_cancelled_whatever_its_handler_answers() {
     let one = bed.fake.offer(draft(Spec { payload: "ok".into(), ..spec(Priority::P3) })).id;
     let two = bed.fake.offer(Draft::default()).id;
     bed.fake.until("both started", |state| state.starts.len() == 2).await;
-    for run in bed.fake.state.lock().runs.values_mut() {
-        run.cancel = true;
-    }
+    let wished = bed.fake.now_ms();
+    bed.fake.cancel(one);
+    bed.accepted(1).await;
+    assert!(bed.fake.now_ms() - wished < 300, "the hint is followed at once");
+    // Without a hint the next renewal says it.
+    bed.fake.state.lock().runs.values_mut().for_each(|run| run.cancel = true);
     bed.accepted(2).await;
     assert_eq!(bed.outcome(one), Some(Outcome::Cancelled));
     assert_eq!(bed.outcome(two), Some(Outcome::Cancelled));
