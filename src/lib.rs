@@ -7,6 +7,7 @@ pub mod model;
 pub mod keys;
 pub mod store;
 pub mod pod;
+pub mod executor;
 pub mod client;
 pub mod http;
 pub mod dev;

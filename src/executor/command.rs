@@ -1,0 +1,320 @@
+//! Handlers for work that is done elsewhere: a command, a web address, or nowhere.
+
+use super::handler::{Context, HandlerError, HandlerFuture, HandlerResult, Task, tail};
+use crate::limits;
+use bytes::Bytes;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+
+/// `EX_TEMPFAIL` of sysexits.h: not now, try again later. Not counted as an attempt.
+const EXIT_TEMPFAIL: i32 = 75;
+/// How much later that is.
+const TEMPFAIL_WAIT_MS: i64 = 5_000;
+/// From asking a command to stop until it is made to.
+const TERM_GRACE: Duration = Duration::from_secs(2);
+/// How long output may still come after a command has ended: its children may have kept the pipes.
+const LAST_WORDS: Duration = Duration::from_millis(250);
+/// One web request in all.
+const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Opening its connection.
+const HTTP_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A wait asked for by a server beyond this is cut; it may ask again.
+const RETRY_AFTER_MAX_MS: i64 = 3_600_000;
+
+/// A handler that does nothing: the task has succeeded. For tests and measurements.
+pub fn discard() -> impl Fn(Task, Context) -> std::future::Ready<HandlerResult> + Send + Sync + 'static {
+    |_, _| std::future::ready(Ok(()))
+}
+
+/// A handler that runs `command` by `sh -c`, with the payload on its standard input.
+///
+/// The environment has `MINUTEHAND_TASK_ID`, `_EXECUTION_ID`, `_QUEUE`, `_ATTEMPT` and `_DUE` (RFC
+/// 3339). Exit code 0 is success; 75 (`EX_TEMPFAIL`) is tried again after 5 s and not counted; any
+/// other, and a signal, is a failure whose text is the end of the standard error. Standard output
+/// is read and thrown away. A command that is cancelled or times out gets SIGTERM and, 2 s later,
+/// SIGKILL, with everything that it started in its process group.
+pub fn exec(command: impl Into<String>) -> impl Fn(Task, Context) -> HandlerFuture + Send + Sync + 'static {
+    let command: std::sync::Arc<str> = command.into().into();
+    move |task, context| {
+        let command = std::sync::Arc::clone(&command);
+        Box::pin(async move { run_command(&command, task, context).await })
+    }
+}
+
+/// Ends a whole process group when it goes out of scope.
+struct Group {
+    /// The group's number, until its leader was waited for: after that it may be somebody else's.
+    id: Option<libc::pid_t>,
+}
+
+impl Group {
+    fn of(child: &Child) -> Self {
+        Self { id: child.id().and_then(|id| libc::pid_t::try_from(id).ok()) }
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        if let Some(id) = self.id {
+            // SAFETY: kill(2) has no memory effects. The group is the child's own (`process_group(0)`),
+            // and its number cannot have been given out again: the child was not waited for yet.
+            unsafe {
+                libc::kill(-id, signal);
+            }
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.signal(libc::SIGKILL);
+    }
+}
+
+async fn run_command(command: &str, task: Task, context: Context) -> HandlerResult {
+    let mut child = Command::new("sh")
+        .arg("-c")
+        .arg(command)
+        .env("MINUTEHAND_TASK_ID", task.id.as_str())
+        .env("MINUTEHAND_EXECUTION_ID", task.execution_id.to_string())
+        .env("MINUTEHAND_QUEUE", task.queue.as_str())
+        .env("MINUTEHAND_ATTEMPT", task.attempt.to_string())
+        .env("MINUTEHAND_DUE", task.due.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| HandlerError::failed(format!("could not start sh: {error}")))?;
+    let mut group = Group::of(&child);
+
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let payload = task.payload;
+    let feed = async {
+        if let Some(mut stdin) = stdin {
+            // A command need not read its input: that it closed the pipe is no error.
+            let _ = stdin.write_all(&payload).await;
+            let _ = stdin.shutdown().await;
+        }
+    };
+    let mut errors = Tail::default();
+    let mut noise = Tail::default();
+    let talk = async {
+        tokio::join!(feed, errors.read(stderr), noise.read(stdout));
+    };
+    let mut told = false;
+    let status = {
+        tokio::pin!(talk);
+        let mut talking = true;
+        let status = loop {
+            tokio::select! {
+                biased;
+                status = child.wait() => break status,
+                () = &mut talk, if talking => talking = false,
+                () = context.cancelled() => {
+                    told = true;
+                    group.signal(libc::SIGTERM);
+                    let ended = tokio::time::timeout(TERM_GRACE, child.wait()).await;
+                    if ended.is_err() {
+                        group.signal(libc::SIGKILL);
+                    }
+                    break child.wait().await;
+                }
+            }
+        };
+        group.id = None;
+        if talking {
+            let _ = tokio::time::timeout(LAST_WORDS, talk).await;
+        }
+        status
+    };
+    match status {
+        Ok(status) if told => {
+            Err(HandlerError::failed(format!("{} ({})", stopped(&context), how_it_ended(status))))
+        }
+        Ok(status) => judge(status, errors.text()),
+        Err(error) => Err(HandlerError::failed(format!("could not wait for the command: {error}"))),
+    }
+}
+
+fn stopped(context: &Context) -> HandlerError {
+    HandlerError::failed(context.stop().map_or_else(|| "stopped".into(), |stop| format!("stopped: {stop}")))
+}
+
+fn judge(status: ExitStatus, errors: String) -> HandlerResult {
+    let text = || if errors.is_empty() { how_it_ended(status) } else { format!("{}: {errors}", how_it_ended(status)) };
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(EXIT_TEMPFAIL) => Err(HandlerError::retry_after(TEMPFAIL_WAIT_MS, false, text())),
+        _ => Err(HandlerError::failed(text())),
+    }
+}
+
+fn how_it_ended(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => match signal_name(signal) {
+            Some(name) => format!("ended by {name}"),
+            None => format!("ended by signal {signal}"),
+        },
+        (None, None) => "ended".into(),
+    }
+}
+
+fn signal_name(signal: i32) -> Option<&'static str> {
+    Some(match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGUSR1 => "SIGUSR1",
+        libc::SIGUSR2 => "SIGUSR2",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGXCPU => "SIGXCPU",
+        libc::SIGXFSZ => "SIGXFSZ",
+        libc::SIGSYS => "SIGSYS",
+        _ => return None,
+    })
+}
+
+/// The end of a stream of any length, in bounded memory.
+#[derive(Default)]
+struct Tail {
+    kept: Vec<u8>,
+}
+
+impl Tail {
+    fn push(&mut self, bytes: &[u8]) {
+        self.kept.extend_from_slice(bytes);
+        let over = self.kept.len().saturating_sub(limits::ERROR_TAIL_MAX_BYTES);
+        if over > 0 {
+            self.kept.drain(..over);
+        }
+    }
+
+    async fn read(&mut self, from: Option<impl AsyncRead + Unpin>) {
+        let Some(mut from) = from else { return };
+        let mut piece = [0; 4_096];
+        while let Ok(count) = from.read(&mut piece).await {
+            if count == 0 {
+                return;
+            }
+            self.push(&piece[..count]);
+        }
+    }
+
+    fn text(&self) -> String {
+        tail(String::from_utf8_lossy(&self.kept).trim().to_owned())
+    }
+}
+
+/// A handler that posts the payload to `url`.
+///
+/// Headers: `Idempotency-Key` with the execution id, and `X-Minutehand-Task-Id`, `-Queue`,
+/// `-Attempt`, `-Due`. Redirects are not followed; the whole exchange has 10 s, its connection 2 s.
+///
+/// | answer | what follows |
+/// | --- | --- |
+/// | 2xx | success |
+/// | 429 and 503 with `Retry-After` | tried again then, not counted |
+/// | 408, 425, 429, 5xx | a failure, tried again under the retry policy or, with `Retry-After`, then |
+/// | other 4xx | dead: the same request would be refused again |
+/// | anything else, no answer | a failure |
+pub fn http(url: &str) -> Result<impl Fn(Task, Context) -> HandlerFuture + Send + Sync + 'static, HandlerError> {
+    // An error only says that one was installed before; any will do.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let wrong = |error: reqwest::Error| HandlerError::fatal(format!("{url:?} cannot be called: {error:#}"));
+    let address = reqwest::Url::parse(url)
+        .map_err(|error| HandlerError::fatal(format!("{url:?} is no web address: {error}")))?;
+    if !matches!(address.scheme(), "http" | "https") {
+        return Err(HandlerError::fatal(format!("{url:?} must begin with http:// or https://")));
+    }
+    let client = reqwest::Client::builder()
+        .redirect(reqwest::redirect::Policy::none())
+        .timeout(HTTP_TIMEOUT)
+        .connect_timeout(HTTP_CONNECT_TIMEOUT)
+        .user_agent(concat!("minutehand/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .map_err(wrong)?;
+    Ok(move |task: Task, context: Context| -> HandlerFuture {
+        let request = post(&client, address.clone(), task);
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                result = exchange(request) => result,
+                () = context.cancelled() => Err(stopped(&context)),
+            }
+        })
+    })
+}
+
+fn post(client: &reqwest::Client, url: reqwest::Url, task: Task) -> reqwest::RequestBuilder {
+    let request = client
+        .post(url)
+        .header("content-type", "application/octet-stream")
+        .header("idempotency-key", task.execution_id.to_string())
+        .header("x-minutehand-task-id", task.id.as_str())
+        .header("x-minutehand-queue", task.queue.as_str())
+        .header("x-minutehand-attempt", task.attempt)
+        .header("x-minutehand-due", task.due.to_string());
+    let request = match &task.extras.traceparent {
+        Some(parent) => request.header("traceparent", parent),
+        None => request,
+    };
+    request.body(task.payload)
+}
+
+async fn exchange(request: reqwest::RequestBuilder) -> HandlerResult {
+    // What the source says ("connection refused") stands at the end of the chain.
+    let mut response =
+        request.send().await.map_err(|error| HandlerError::failed(format!("{:#}", anyhow::Error::new(error))))?;
+    let status = response.status();
+    if status.is_success() {
+        return Ok(());
+    }
+    let wait_ms = retry_after_ms(response.headers());
+    let mut body = Vec::new();
+    while body.len() < limits::ERROR_TAIL_MAX_BYTES
+        && let Ok(Some(piece)) = response.chunk().await
+    {
+        let piece: Bytes = piece;
+        let room = limits::ERROR_TAIL_MAX_BYTES - body.len();
+        body.extend_from_slice(&piece[..piece.len().min(room)]);
+    }
+    let body = String::from_utf8_lossy(&body);
+    let text = if body.trim().is_empty() { status.to_string() } else { format!("{status}: {}", body.trim()) };
+    let later = matches!(status.as_u16(), 408 | 425 | 429) || status.is_server_error();
+    Err(match (later, wait_ms) {
+        (true, Some(ms)) => HandlerError::retry_after(ms, !matches!(status.as_u16(), 429 | 503), text),
+        (false, _) if status.is_client_error() => HandlerError::fatal(text),
+        (true, None) | (false, _) => HandlerError::failed(text),
+    })
+}
+
+/// How long a server asks to wait: seconds, or a date, which is compared with the server's own.
+fn retry_after_ms(headers: &reqwest::header::HeaderMap) -> Option<i64> {
+    let text = |name| headers.get(name).and_then(|value: &reqwest::header::HeaderValue| value.to_str().ok());
+    let after = text("retry-after")?.trim();
+    let ms = match after.parse::<i64>() {
+        Ok(seconds) => seconds.saturating_mul(1_000),
+        Err(_) => {
+            let read = |date: &str| jiff::fmt::rfc2822::parse(date).ok().map(|at| at.timestamp().as_millisecond());
+            let now = text("date").and_then(read).unwrap_or_else(|| crate::clock::wall_us() / 1_000);
+            read(after)? - now
+        }
+    };
+    Some(ms.clamp(0, RETRY_AFTER_MAX_MS))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,705 @@
+//! What this executor holds: everything taken from the inbox until its outcome is accepted.
+//!
+//! One table behind one lock, since each move touches several things at once: slots, what waits,
+//! the estimated load, and who must be told that there is room. Nothing here waits or does I/O, and
+//! time is an argument.
+//!
+//! | phase | what it is | what the keeper does |
+//! | --- | --- | --- |
+//! | waiting | taken, no slot free yet | renews the grant well before it lapses |
+//! | running | with its handler | says `start` if it lasts, then renews at a third of the lease |
+//! | done | its outcome waits to be accepted | renews, in case that takes long |
+
+use super::handler::{Handler, Signal, Stop};
+use super::link::{Offer, StartAnswer, StartRow};
+use crate::limits;
+use crate::model::{Bucket, ExecutionId, Grant, Labels, QueueName, Spec, TaskId, UnixMs};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, oneshot};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// A handler that ends within this time costs no `start`: its ack says everything. Most pushes do.
+pub(super) const START_AFTER: Duration = Duration::from_millis(200);
+/// A handler runs without a `start` only if its grant is good for this much longer: the time until
+/// `start` is said, plus the longest gathering of acks, plus 50 ms for the call.
+pub(super) const START_MARGIN: Duration =
+    Duration::from_millis(START_AFTER.as_millis() as u64 + limits::ACK_GATHER_MAX_MS + 50);
+/// What waits is renewed this long before its grant lapses: a third of the dispatch time-out, so
+/// that two renewals may fail.
+const HOLD_AHEAD: Duration = Duration::from_millis(limits::DISPATCH_TIMEOUT_MS as u64 / 3);
+/// A lease is taken for lost this long before its end, or an eighth of the lease if that is less:
+/// a handler needs a moment to stop.
+const LAPSE_MARGIN: Duration = Duration::from_millis(250);
+/// Executions remembered after they ended, in each of two generations: an offer that comes a second
+/// time is not run a second time. At 50,000 a second it covers a third of a second, which is more
+/// than a repeated push takes.
+const RECENT_MAX: usize = 16_384;
+/// Work fetched ahead of free slots, in time: covers the way from "there is room" to the next offer.
+const PREFETCH_MS: f64 = 20.0;
+/// Most tasks fetched ahead unless set otherwise: one batch.
+pub(super) const PREFETCH_MAX: u32 = limits::BATCH_MAX_ROWS as u32;
+/// Weight of the latest run in the moving averages: the last ten or so count.
+const AVERAGE_WEIGHT: f64 = 0.1;
+/// Never: a time to act that does not come.
+const FAR: Duration = Duration::from_secs(86_400);
+
+/// A queue as this executor serves it.
+pub(super) struct Queue {
+    pub name: QueueName,
+    /// None: offered by mistake.
+    pub handler: Option<Handler>,
+    /// Moving average of the run time in ms, as the bits of an `f64`; NaN until the first run.
+    average_ms: AtomicU64,
+}
+
+impl Queue {
+    pub fn new(name: QueueName, handler: Option<Handler>) -> Self {
+        Self { name, handler, average_ms: AtomicU64::new(f64::NAN.to_bits()) }
+    }
+
+    pub fn average_ms(&self) -> Option<f64> {
+        let value = f64::from_bits(self.average_ms.load(Ordering::Relaxed));
+        (!value.is_nan()).then_some(value)
+    }
+
+    /// Only called under the lock of the table.
+    fn took(&self, ms: f64) {
+        let average = averaged(self.average_ms(), ms);
+        self.average_ms.store(average.to_bits(), Ordering::Relaxed);
+    }
+}
+
+fn averaged(average: Option<f64>, value: f64) -> f64 {
+    average.map_or(value, |average| average + (value - average) * AVERAGE_WEIGHT)
+}
+
+/// What a lane code stands for here.
+#[derive(Clone)]
+pub(super) struct Route {
+    pub queue: Arc<Queue>,
+    pub labels: Arc<Labels>,
+}
+
+/// An offer that was taken and understood.
+pub(super) struct Arrived {
+    pub execution: ExecutionId,
+    pub spec: Spec,
+    pub due: UnixMs,
+    pub attempt: u32,
+    pub urgent: bool,
+    /// Local time until which the grant stands unless it is renewed.
+    pub good_until: Instant,
+    pub route: Route,
+}
+
+impl Arrived {
+    pub fn new(offer: &Offer, spec: Spec, route: Route, now: Instant, now_ms: i64) -> Self {
+        let left = crate::clock::ms(offer.not_after.0 - now_ms);
+        Self {
+            execution: ExecutionId { id: offer.id, grant: offer.grant },
+            spec,
+            due: offer.due,
+            attempt: offer.attempt,
+            urgent: offer.urgent,
+            good_until: now + left.min(FAR),
+            route,
+        }
+    }
+
+    fn cost_ms(&self) -> f64 {
+        let own = self.spec.extras.cost_ms.map(f64::from);
+        own.or_else(|| self.route.queue.average_ms()).unwrap_or(0.0)
+    }
+}
+
+/// Which kind of slot a task takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pool {
+    /// For all.
+    Normal,
+    /// Only for P0 and P1.
+    Urgent,
+}
+
+/// A task that has a slot.
+pub(super) struct Job {
+    pub task: Arrived,
+    pub signal: Arc<Signal>,
+    /// The grant may have lapsed: a `start` must be accepted before the handler runs.
+    pub must_ask: bool,
+}
+
+/// The answer to a `start` that had to come before the handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Go,
+    Cancelled,
+    Stale,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Waiting,
+    Running,
+    Done,
+}
+
+struct Held {
+    phase: Phase,
+    /// A `start` was accepted.
+    started: bool,
+    urgent: bool,
+    /// Somebody asked for it to be cancelled while it waited.
+    cancelled: bool,
+    lease: Duration,
+    cost_ms: f64,
+    good_until: Instant,
+    /// When the keeper must act.
+    act_at: Instant,
+    signal: Option<Arc<Signal>>,
+    asked: Option<oneshot::Sender<Verdict>>,
+}
+
+impl Held {
+    fn lapse_margin(&self) -> Duration {
+        LAPSE_MARGIN.min(self.lease / 8)
+    }
+}
+
+/// Ids of executions that ended lately: two generations, so that it is bounded without a queue.
+#[derive(Default)]
+struct Recent {
+    young: HashSet<u64>,
+    old: HashSet<u64>,
+}
+
+impl Recent {
+    fn mark(execution: &ExecutionId) -> u64 {
+        let grant = execution.grant.as_bytes();
+        let fence = grant.iter().fold(0u64, |hash, byte| hash.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+        xxh3_64_with_seed(execution.id.as_bytes(), fence)
+    }
+
+    fn add(&mut self, execution: &ExecutionId) {
+        if self.young.len() >= RECENT_MAX {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(Self::mark(execution));
+    }
+
+    fn has(&self, execution: &ExecutionId) -> bool {
+        let mark = Self::mark(execution);
+        self.young.contains(&mark) || self.old.contains(&mark)
+    }
+}
+
+/// What the inbox loop decides on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct View {
+    /// Taken and not finished.
+    pub held: u32,
+    /// The same without what uses the urgent slots: what counts against `capacity`.
+    pub in_hand: u32,
+    /// Slots plus what may be fetched ahead.
+    pub capacity: u32,
+    /// What may be taken now for any slot, and for urgent slots alone.
+    pub room: u32,
+    pub urgent_room: u32,
+    /// Free normal slots for which nothing waits.
+    pub idle: u32,
+    /// Handlers at work, in both pools.
+    pub running: u32,
+}
+
+/// How much work this executor may hold and does hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Size {
+    pub slots: u32,
+    pub urgent_slots: u32,
+    /// Most tasks fetched ahead.
+    pub prefetch: u32,
+}
+
+/// What an execution came to, for the table.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum End {
+    /// An outcome was made and waits for its ack.
+    Outcome {
+        /// Run time in ms, if the handler ran.
+        took_ms: Option<f64>,
+    },
+    /// Nothing will be reported: the grant is stale, or the task is handed back.
+    Dropped,
+}
+
+#[derive(Default)]
+struct Inner {
+    held: HashMap<ExecutionId, Held>,
+    recent: Recent,
+    waiting: [VecDeque<Arrived>; 2],
+    /// Entries of `waiting` that still count; the others are skipped when they are reached.
+    live: [u32; 2],
+    running: [u32; 2],
+    load_ms: f64,
+    run_ms: Option<f64>,
+    closed: bool,
+    /// The inbox loop wants to know when this little is in hand.
+    notify_at: Option<u32>,
+}
+
+/// The table.
+pub(super) struct Hands {
+    size: Size,
+    inner: Mutex<Inner>,
+    /// Fires when the level that [`Hands::notify_at`] named is reached.
+    pub room: Notify,
+}
+
+const URGENT: usize = 0;
+const NORMAL: usize = 1;
+
+impl Inner {
+    fn in_hand(&self) -> u32 {
+        self.live[URGENT] + self.live[NORMAL] + self.running[URGENT] + self.running[NORMAL]
+    }
+
+    fn forget(&mut self, execution: &ExecutionId) -> Option<Held> {
+        let held = self.held.remove(execution)?;
+        self.recent.add(execution);
+        Some(held)
+    }
+
+    fn lighter(&mut self, cost_ms: f64) {
+        self.load_ms -= cost_ms;
+        // Sums of rounded figures drift; an empty hand weighs nothing.
+        if self.in_hand() == 0 || self.load_ms < 0.0 {
+            self.load_ms = 0.0;
+        }
+    }
+
+    fn drop_waiting(&mut self, execution: &ExecutionId) {
+        if let Some(held) = self.forget(execution) {
+            self.live[if held.urgent { URGENT } else { NORMAL }] -= 1;
+            self.lighter(held.cost_ms);
+        }
+    }
+
+    fn pop(&mut self, class: usize) -> Option<Arrived> {
+        while let Some(next) = self.waiting[class].pop_front() {
+            if self.held.get(&next.execution).is_some_and(|held| held.phase == Phase::Waiting) {
+                self.live[class] -= 1;
+                return Some(next);
+            }
+        }
+        None
+    }
+
+    fn pick(&mut self, pool: Pool, now: Instant) -> Option<Job> {
+        if self.closed {
+            return None;
+        }
+        let task = self.pop(URGENT).or_else(|| if pool == Pool::Normal { self.pop(NORMAL) } else { None })?;
+        let signal = Arc::new(Signal::default());
+        let held = self.held.get_mut(&task.execution)?;
+        held.phase = Phase::Running;
+        held.signal = Some(Arc::clone(&signal));
+        held.act_at = now + START_AFTER;
+        let must_ask = held.cancelled || now + START_MARGIN >= held.good_until;
+        self.running[pool as usize] += 1;
+        Some(Job { task, signal, must_ask })
+    }
+}
+
+/// Rows for the keeper's next calls, by bucket: to start, to renew.
+pub(super) type Calls = BTreeMap<Bucket, (Vec<StartRow>, Vec<StartRow>)>;
+
+impl Hands {
+    pub fn new(size: Size) -> Self {
+        Self { size, inner: Mutex::default(), room: Notify::new() }
+    }
+
+    /// Takes in what was not seen before; answers how many that were. Hands back, once closed, all of it.
+    pub fn arrive(&self, tasks: Vec<Arrived>) -> Result<usize, Vec<(TaskId, Grant)>> {
+        let mut inner = self.inner.lock();
+        if inner.closed {
+            let back = tasks.iter().filter(|task| !inner.held.contains_key(&task.execution));
+            return Err(back.map(|task| (task.execution.id, task.execution.grant)).collect());
+        }
+        let mut fresh = 0;
+        for task in tasks {
+            if inner.held.contains_key(&task.execution) || inner.recent.has(&task.execution) {
+                tracing::debug!(execution = %task.execution, "offered twice; the second is left out");
+                continue;
+            }
+            let lease = task.spec.lease_ms.map_or(limits::LEASE_MS, i64::from);
+            let held = Held {
+                phase: Phase::Waiting,
+                started: false,
+                urgent: task.urgent,
+                cancelled: false,
+                lease: crate::clock::ms(lease),
+                cost_ms: task.cost_ms(),
+                good_until: task.good_until,
+                act_at: task.good_until.checked_sub(HOLD_AHEAD).unwrap_or(task.good_until),
+                signal: None,
+                asked: None,
+            };
+            inner.load_ms += held.cost_ms;
+            inner.held.insert(task.execution, held);
+            let class = if task.urgent { URGENT } else { NORMAL };
+            inner.live[class] += 1;
+            inner.waiting[class].push_back(task);
+            fresh += 1;
+        }
+        Ok(fresh)
+    }
+
+    /// Gives free slots to what waits: urgent tasks first, and normal slots first to them too.
+    pub fn launch(&self, now: Instant) -> Vec<(Pool, Job)> {
+        let mut inner = self.inner.lock();
+        let mut jobs = Vec::new();
+        for (pool, slots) in [(Pool::Normal, self.size.slots), (Pool::Urgent, self.size.urgent_slots)] {
+            while inner.running[pool as usize] < slots
+                && let Some(job) = inner.pick(pool, now)
+            {
+                jobs.push((pool, job));
+            }
+        }
+        jobs
+    }
+
+    /// Ends an execution and gives its slot to what waits.
+    pub fn finish(&self, execution: &ExecutionId, pool: Pool, queue: &Queue, end: End, now: Instant) -> Option<Job> {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        inner.running[pool as usize] -= 1;
+        let cost_ms = match end {
+            End::Dropped => inner.forget(execution).map(|held| held.cost_ms),
+            End::Outcome { took_ms } => {
+                if let Some(ms) = took_ms {
+                    queue.took(ms);
+                    inner.run_ms = Some(averaged(inner.run_ms, ms));
+                }
+                inner.held.get_mut(execution).map(|held| {
+                    held.phase = Phase::Done;
+                    held.signal = None;
+                    if !held.started {
+                        held.act_at = held.good_until.checked_sub(HOLD_AHEAD).unwrap_or(now);
+                    }
+                    held.cost_ms
+                })
+            }
+        };
+        inner.lighter(cost_ms.unwrap_or(0.0));
+        let next = inner.pick(pool, now);
+        if inner.notify_at.is_some_and(|level| inner.in_hand() <= level) {
+            inner.notify_at = None;
+            self.room.notify_one();
+        }
+        next
+    }
+
+    /// Outcomes were accepted, or given up: nothing of them is held any more.
+    pub fn settle<'a>(&self, executions: impl IntoIterator<Item = &'a ExecutionId>) {
+        let mut inner = self.inner.lock();
+        for execution in executions {
+            inner.forget(execution);
+        }
+    }
+
+    /// Asks for a wake-up by [`Hands::room`] once at most `level` are in hand. False: that is so already.
+    pub fn notify_at(&self, level: u32) -> bool {
+        let mut inner = self.inner.lock();
+        if inner.in_hand() <= level {
+            return false;
+        }
+        inner.notify_at = Some(level);
+        true
+    }
+
+    /// What the inbox loop decides on.
+    pub fn view(&self) -> View {
+        let inner = self.inner.lock();
+        let capacity = self.size.slots + prefetch(self.size, inner.run_ms);
+        let in_hand = self.size.hand(&inner);
+        let spare = self.size.urgent_slots.saturating_sub(inner.running[Pool::Urgent as usize]);
+        View {
+            held: inner.in_hand(),
+            in_hand,
+            capacity,
+            room: capacity.saturating_sub(in_hand),
+            urgent_room: spare.saturating_sub(inner.live[URGENT]),
+            idle: self.size.slots.saturating_sub(inner.running[Pool::Normal as usize] + inner.live[NORMAL]),
+            running: inner.running[0] + inner.running[1],
+        }
+    }
+
+    /// Handlers at work, what waits for a slot, and the estimated cost of both in ms.
+    pub fn load(&self) -> (u32, u32, f64) {
+        let inner = self.inner.lock();
+        (inner.running[0] + inner.running[1], inner.live[0] + inner.live[1], inner.load_ms)
+    }
+
+    /// Slots that only P0 and P1 may use.
+    pub fn urgent_slots(&self) -> u32 {
+        self.size.urgent_slots
+    }
+
+    /// Has the keeper ask at once how a running task's grant stands. False: it does not run here.
+    pub fn hurry(&self, id: TaskId, now: Instant) -> bool {
+        let mut inner = self.inner.lock();
+        let mut found = false;
+        let runs = inner.held.iter_mut().filter(|(execution, held)| execution.id == id && held.phase == Phase::Running);
+        for (_, held) in runs {
+            held.act_at = now;
+            found = true;
+        }
+        found
+    }
+
+    /// Nothing starts from now on. Answers what had not started: it must be handed back.
+    pub fn close(&self) -> Vec<(TaskId, Grant)> {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        inner.closed = true;
+        let mut back = Vec::new();
+        for class in [URGENT, NORMAL] {
+            for task in std::mem::take(&mut inner.waiting[class]) {
+                if inner.held.get(&task.execution).is_some_and(|held| held.phase == Phase::Waiting) {
+                    inner.drop_waiting(&task.execution);
+                    back.push((task.execution.id, task.execution.grant));
+                }
+            }
+        }
+        back
+    }
+
+    /// Tells all running handlers to stop.
+    pub fn stop_all(&self, why: Stop) -> usize {
+        let inner = self.inner.lock();
+        let signals = inner.held.values().filter(|held| held.phase == Phase::Running);
+        signals.filter_map(|held| held.signal.as_ref()).map(|signal| signal.fire(why)).count()
+    }
+
+    /// Asks for a `start` before the handler runs; the keeper must be woken afterwards.
+    pub fn ask_start(&self, execution: &ExecutionId, now: Instant) -> oneshot::Receiver<Verdict> {
+        let (tell, told) = oneshot::channel();
+        if let Some(held) = self.inner.lock().held.get_mut(execution) {
+            held.act_at = now;
+            held.asked = Some(tell);
+        }
+        told
+    }
+
+    /// What the keeper has to say now, except to `busy` buckets, where a call is under way.
+    /// Handlers whose lease ran out meanwhile are told to stop.
+    pub fn calls(&self, now: Instant, busy: &HashSet<Bucket>) -> Calls {
+        let mut calls = Calls::new();
+        let mut inner = self.inner.lock();
+        for (execution, held) in &mut inner.held {
+            if let Some(signal) = held.signal.as_ref().filter(|_| held.phase == Phase::Running)
+                && held.asked.is_none()
+                && now + held.lapse_margin() >= held.good_until
+                && !signal.has(Stop::LeaseLost)
+            {
+                tracing::warn!(%execution, "lease could not be renewed in time; the handler is told to stop");
+                signal.fire(Stop::LeaseLost);
+            }
+            if now < held.act_at {
+                continue;
+            }
+            // What is done and has lapsed is for its ack to find out.
+            if held.phase == Phase::Done && now >= held.good_until {
+                held.act_at = now + FAR;
+                continue;
+            }
+            let bucket = execution.id.bucket();
+            if busy.contains(&bucket) {
+                continue;
+            }
+            let start = held.phase == Phase::Running && !held.started;
+            let lease = if start || held.started { held.lease } else { crate::clock::ms(limits::DISPATCH_TIMEOUT_MS) };
+            // If no answer comes it is asked again: ten times in a lease, at most ten times a second.
+            held.act_at = now + (lease / 10).clamp(Duration::from_millis(100), Duration::from_secs(2));
+            let lease_ms = i64::try_from(lease.as_millis()).unwrap_or(limits::LEASE_MAX_MS);
+            let row = StartRow { id: execution.id, grant: execution.grant, lease_ms };
+            let (starts, renews) = calls.entry(bucket).or_default();
+            if start { starts.push(row) } else { renews.push(row) }
+        }
+        calls
+    }
+
+    /// Takes in the answers to one call that left at `sent`. Answers how many grants were stale.
+    pub fn answered(
+        &self,
+        start: bool,
+        rows: &[StartRow],
+        answers: &[StartAnswer],
+        sent: Instant,
+        now: Instant,
+        now_ms: i64,
+    ) -> usize {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        let mut stale = 0;
+        for (row, answer) in rows.iter().zip(answers) {
+            let execution = ExecutionId { id: row.id, grant: row.grant };
+            let Some(held) = inner.held.get_mut(&execution) else { continue };
+            let (deadline, cancel) = match *answer {
+                StartAnswer::Ok { deadline, cancel } => (deadline, cancel),
+                StartAnswer::Stale => {
+                    stale += 1;
+                    match held.phase {
+                        Phase::Waiting => inner.drop_waiting(&execution),
+                        Phase::Running => {
+                            held.act_at = now + FAR;
+                            if let Some(signal) = &held.signal {
+                                signal.fire(Stop::Stale);
+                            }
+                            if let Some(asked) = held.asked.take() {
+                                let _ = asked.send(Verdict::Stale);
+                            }
+                        }
+                        Phase::Done => held.act_at = now + FAR,
+                    }
+                    continue;
+                }
+            };
+            // The lease counts from before the request left; a shorter one that Redis names is believed.
+            let asked_for = sent + crate::clock::ms(row.lease_ms);
+            let named = now + crate::clock::ms(deadline.0 - now_ms).min(FAR);
+            held.good_until = held.good_until.max(asked_for.min(named));
+            held.started |= start;
+            let soonest = now + Duration::from_millis(100);
+            held.act_at = if held.started {
+                (sent + held.lease / 3).max(soonest)
+            } else if held.phase == Phase::Running {
+                // Renewed while it waited, and it has begun since.
+                held.act_at.min(now + START_AFTER)
+            } else {
+                held.good_until.checked_sub(HOLD_AHEAD).unwrap_or(soonest).max(soonest)
+            };
+            if cancel {
+                held.cancelled = true;
+                if let Some(signal) = &held.signal {
+                    signal.fire(Stop::Cancelled);
+                }
+            }
+            if let Some(asked) = held.asked.take_if(|_| start) {
+                let _ = asked.send(if cancel { Verdict::Cancelled } else { Verdict::Go });
+            }
+        }
+        stale
+    }
+}
+
+impl Size {
+    /// In hand, without what the urgent slots hold or will hold.
+    fn hand(self, inner: &Inner) -> u32 {
+        let spare = self.urgent_slots.saturating_sub(inner.running[Pool::Urgent as usize]);
+        let urgent = inner.live[URGENT].saturating_sub(spare);
+        inner.running[Pool::Normal as usize] + inner.live[NORMAL] + urgent
+    }
+}
+
+/// What may be fetched ahead when a run takes `run_ms` on average: nothing when runs are long or not
+/// known yet, else the work of 20 ms.
+fn prefetch(size: Size, run_ms: Option<f64>) -> u32 {
+    match run_ms {
+        Some(ms) if ms < PREFETCH_MS => {
+            let ahead = f64::from(size.slots) * PREFETCH_MS / ms.max(0.001);
+            if ahead >= f64::from(size.prefetch) { size.prefetch } else { ahead as u32 }
+        }
+        Some(_) | None => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{LaneCode, Nonce, Priority, Tier};
+
+    const SIZE: Size = Size { slots: 2, urgent_slots: 1, prefetch: PREFETCH_MAX };
+
+    fn arrived(number: u64, priority: Priority, now: Instant) -> Arrived {
+        let id = TaskId::new(crate::model::Minute(29_408_521), Bucket::default(), number);
+        let queue = Arc::new(Queue::new(QueueName::new("q").unwrap(), None));
+        let mut spec = crate::model::spec::tests::plain(b"");
+        spec.lane = LaneCode::new(1, priority, Tier::FRESH);
+        Arrived {
+            execution: ExecutionId { id, grant: Grant::new(1, Nonce::new(number)) },
+            spec,
+            due: UnixMs(0),
+            attempt: 1,
+            urgent: priority.is_urgent(),
+            good_until: now + Duration::from_secs(15),
+            route: Route { queue, labels: Arc::default() },
+        }
+    }
+
+    #[test]
+    fn prefetch_is_twenty_milliseconds_of_work() {
+        let size = Size { slots: 8, ..SIZE };
+        let cases =
+            [(None, 0), (Some(20.0), 0), (Some(900.0), 0), (Some(19.0), 8), (Some(1.0), 160), (Some(0.0), 1_000)];
+        for (run_ms, expected) in cases {
+            assert_eq!(prefetch(size, run_ms), expected, "{run_ms:?}");
+        }
+        assert_eq!(prefetch(Size { prefetch: 32, ..size }, Some(0.5)), 32, "the setting caps it");
+    }
+
+    #[test]
+    fn urgent_tasks_take_normal_slots_first_and_then_their_own() {
+        let (hands, now) = (Hands::new(SIZE), crate::clock::mono());
+        let tasks = [Priority::P3, Priority::P3, Priority::P0, Priority::P1, Priority::P1];
+        let tasks = tasks.into_iter().zip(0..).map(|(priority, number)| arrived(number, priority, now)).collect();
+        assert_eq!(hands.arrive(tasks).unwrap(), 5);
+        let mut jobs = hands.launch(now);
+        let shape: Vec<_> = jobs.iter().map(|(pool, job)| (*pool, job.task.spec.lane.priority())).collect();
+        let expected =
+            [(Pool::Normal, Priority::P0), (Pool::Normal, Priority::P1), (Pool::Urgent, Priority::P1)];
+        assert_eq!(shape, expected);
+        let view = hands.view();
+        assert_eq!((view.held, view.in_hand, view.room, view.urgent_room, view.idle), (5, 4, 0, 0, 0));
+        // The urgent slot is free again: nothing of what waits may have it.
+        let (_, last) = jobs.pop().unwrap();
+        let end = End::Outcome { took_ms: Some(50.0) };
+        assert!(hands.finish(&last.task.execution, Pool::Urgent, &last.task.route.queue, end, now).is_none());
+        assert_eq!((hands.view().held, hands.view().urgent_room), (4, 1));
+        let (_, first) = jobs.remove(0);
+        let next = hands.finish(&first.task.execution, Pool::Normal, &first.task.route.queue, end, now);
+        assert_eq!(next.unwrap().task.spec.lane.priority(), Priority::P3);
+    }
+
+    #[test]
+    fn what_ended_is_remembered_and_closing_gives_the_rest_back() {
+        let (hands, now) = (Hands::new(SIZE), crate::clock::mono());
+        let all = || (0..4).map(|number| arrived(number, Priority::P3, now)).collect::<Vec<_>>();
+        assert_eq!(hands.arrive(all()).unwrap(), 4);
+        assert_eq!(hands.arrive(all()).unwrap(), 0, "all are held");
+        let jobs = hands.launch(now);
+        assert_eq!(jobs.len(), 2);
+        for (pool, job) in &jobs {
+            hands.finish(&job.task.execution, *pool, &job.task.route.queue, End::Dropped, now);
+        }
+        let back = hands.close();
+        assert!(back.is_empty(), "both waiting ones had got the free slots: {back:?}");
+        assert_eq!(hands.arrive(all()).unwrap_err().len(), 2, "closed: what is not held goes back");
+    }
+
+    #[test]
+    fn the_memory_of_ended_executions_is_bounded() {
+        let mut recent = Recent::default();
+        let now = crate::clock::mono();
+        let execution = |number| arrived(number, Priority::P3, now).execution;
+        for number in 0..3 * RECENT_MAX as u64 {
+            recent.add(&execution(number));
+            assert!(recent.young.len() + recent.old.len() <= 2 * RECENT_MAX);
+        }
+        assert!(recent.has(&execution(3 * RECENT_MAX as u64 - 1)) && !recent.has(&execution(0)));
+    }
+}

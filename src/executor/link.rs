@@ -1,0 +1,155 @@
+//! What the runtime asks of Redis, as a trait: the runtime's tests play the other side in memory.
+
+pub(super) use crate::store::StoreError;
+pub(super) use crate::store::member::{ExecutorRecord, Offer, Take, Taken};
+pub(super) use crate::store::run::{AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
+
+use crate::clock;
+use crate::model::{Bucket, Grant, LaneGroup, TaskId};
+use crate::store::due::ReleaseAnswer;
+use crate::store::{Space, Subscription, due, member, run};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Why an executor is woken. A hint; polls and renewals stand behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wake {
+    /// Something may have been put into the inbox.
+    Inbox,
+    /// Somebody wishes this task to stop; its grant's flag is the truth.
+    Cancel(TaskId),
+}
+
+/// Wake-ups.
+pub(super) trait Wakes: Send + 'static {
+    /// The next one. Dropping the future loses nothing.
+    fn recv(&mut self) -> impl Future<Output = Wake> + Send;
+}
+
+/// Redis, as one executor sees it.
+pub(super) trait Link: Send + Sync + 'static {
+    /// Its wake-ups.
+    type Wakes: Wakes;
+
+    /// Redis time in µs, as estimated.
+    fn now_us(&self) -> i64;
+    /// The local monotonic clock.
+    fn mono(&self) -> Instant;
+    /// What a lane code stands for.
+    fn group(&self, code: u32) -> impl Future<Output = Result<LaneGroup, StoreError>> + Send;
+    /// Registers, or says that this executor is still there.
+    fn beat(&self, record: &ExecutorRecord) -> impl Future<Output = Result<(), StoreError>> + Send;
+    /// Leaves the registry; gives back what was still in the inbox.
+    fn leave(&self) -> impl Future<Output = Result<Vec<Offer>, StoreError>> + Send;
+    /// Subscribes to the wake-ups.
+    fn wakes(&self) -> Self::Wakes;
+    /// Takes offers out of the inbox and reports what is in hand.
+    fn take(&self, ask: Take) -> impl Future<Output = Result<Taken, StoreError>> + Send;
+    /// Tells a pod that there is room here.
+    fn tell_room(&self, pod: &str) -> impl Future<Output = ()> + Send;
+    /// Says that handlers run, for at most [`crate::limits::BATCH_MAX_ROWS`] rows of one bucket.
+    fn start(
+        &self,
+        bucket: Bucket,
+        rows: &[StartRow],
+    ) -> impl Future<Output = Result<Vec<StartAnswer>, StoreError>> + Send;
+    /// Renews grants, started or only held.
+    fn renew(
+        &self,
+        bucket: Bucket,
+        rows: &[StartRow],
+    ) -> impl Future<Output = Result<Vec<StartAnswer>, StoreError>> + Send;
+    /// Reports outcomes; `again` if some of them were sent before and no answer came.
+    fn ack(
+        &self,
+        bucket: Bucket,
+        rows: &[AckRow],
+        again: bool,
+    ) -> impl Future<Output = Result<Vec<AckAnswer>, StoreError>> + Send;
+    /// Hands back, uncounted; answers how many grants still stood.
+    fn release(
+        &self,
+        bucket: Bucket,
+        cause: &'static str,
+        rows: &[(TaskId, Grant)],
+    ) -> impl Future<Output = Result<usize, StoreError>> + Send;
+}
+
+/// The link of an executor that runs in earnest.
+pub(super) struct SpaceLink {
+    pub space: Space,
+    pub id: Arc<str>,
+}
+
+impl Wakes for Subscription {
+    async fn recv(&mut self) -> Wake {
+        match Self::recv(self).await {
+            Some(wake) => match wake.payload.split_first() {
+                Some((b'c', id)) => TaskId::from_bytes(id).map_or(Wake::Inbox, Wake::Cancel),
+                _ => Wake::Inbox,
+            },
+            // The store is closed; what the calls say counts.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Link for SpaceLink {
+    type Wakes = Subscription;
+
+    fn now_us(&self) -> i64 {
+        self.space.clock().now_us()
+    }
+
+    fn mono(&self) -> Instant {
+        clock::mono()
+    }
+
+    async fn group(&self, code: u32) -> Result<LaneGroup, StoreError> {
+        self.space.group_of(code).await
+    }
+
+    async fn beat(&self, record: &ExecutorRecord) -> Result<(), StoreError> {
+        member::beat_executor(&self.space, record).await
+    }
+
+    async fn leave(&self) -> Result<Vec<Offer>, StoreError> {
+        member::leave_executor(&self.space, &self.id).await
+    }
+
+    fn wakes(&self) -> Subscription {
+        member::inbox_wakes(&self.space, &self.id)
+    }
+
+    async fn take(&self, ask: Take) -> Result<Taken, StoreError> {
+        member::take(&self.space, &self.id, ask).await
+    }
+
+    async fn tell_room(&self, pod: &str) {
+        // Nobody depends on a hint.
+        let _ = member::tell_room(&self.space, pod, &self.id).await;
+    }
+
+    async fn start(&self, bucket: Bucket, rows: &[StartRow]) -> Result<Vec<StartAnswer>, StoreError> {
+        run::start(&self.space, bucket, &self.id, rows).await
+    }
+
+    async fn renew(&self, bucket: Bucket, rows: &[StartRow]) -> Result<Vec<StartAnswer>, StoreError> {
+        run::renew(&self.space, bucket, &self.id, rows).await
+    }
+
+    async fn ack(&self, bucket: Bucket, rows: &[AckRow], again: bool) -> Result<Vec<AckAnswer>, StoreError> {
+        run::ack(&self.space, bucket, &self.id, rows, again).await
+    }
+
+    async fn release(
+        &self,
+        bucket: Bucket,
+        cause: &'static str,
+        rows: &[(TaskId, Grant)],
+    ) -> Result<usize, StoreError> {
+        let answers = due::release(&self.space, bucket, &self.id, cause, rows).await?;
+        Ok(answers.iter().filter(|answer| !matches!(answer, ReleaseAnswer::Stale)).count())
+    }
+}

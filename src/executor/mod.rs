@@ -1,0 +1,578 @@
+//! Runs tasks: an inbox, slots, leases, acks, and an orderly end.
+//!
+//! ```no_run
+//! use minutehand::executor::{Executor, HandlerError};
+//! # async fn example(space: minutehand::store::Space) -> Result<(), Box<dyn std::error::Error>> {
+//! let executor = Executor::builder(space)
+//!     .name("push-eu-1")
+//!     .slots(64)
+//!     .handle("push.sms", |task, ctx| async move {
+//!         if task.payload.is_empty() {
+//!             return Err(HandlerError::fatal("nothing to say"));
+//!         }
+//!         tokio::select! {
+//!             sent = send(&task.payload, task.execution_id.to_string()) => Ok(sent?),
+//!             () = ctx.cancelled() => Err(HandlerError::failed("stopped")),
+//!         }
+//!     })
+//!     .build()?;
+//!
+//! let shutdown = tokio_util::sync::CancellationToken::new();
+//! let report = executor.run(shutdown).await?;
+//! println!("{} sent", report.succeeded);
+//! # Ok(()) }
+//! # async fn send(_: &[u8], _: String) -> std::io::Result<()> { Ok(()) }
+//! ```
+//!
+//! An offer's way: `inbox` takes it, `hands` holds it, `runner` runs its handler in a slot, `acks`
+//! reports the outcome; meanwhile `keeper` renews its grant. `link` is all that the runtime asks of
+//! Redis. Handlers run on threads of their own: one that blocks its thread delays other handlers
+//! and nothing else.
+//!
+//! A task is run *at least* once. Each attempt has a name of its own, `execution_id`; a handler
+//! whose effects must not double passes it on as an idempotency key.
+//!
+//! Deliberately absent: blocking reads of the inbox (a cut one loses what it popped), and a lease
+//! per executor (two executors under one name would hide each other's death; every grant has its own).
+
+mod acks;
+mod command;
+mod handler;
+mod hands;
+mod inbox;
+mod keeper;
+mod link;
+mod observe;
+mod runner;
+mod stats;
+
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod tests;
+
+pub use command::{discard, exec, http};
+pub use handler::{Context, HandlerError, HandlerFuture, HandlerResult, Stop, Task};
+pub use stats::{ExecutorReport, Lag, Stats};
+
+use crate::limits;
+use crate::model::{FieldError, Labels, QueueName, Reason};
+use handler::Handler;
+use hands::{Hands, Queue, Size};
+use inbox::Queues;
+use link::{ExecutorRecord, Link, SpaceLink};
+use crate::store::{Space, StoreError};
+use runner::Core;
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Longest part of an instance id that comes from the name; with the random part it has at most 32 bytes.
+const ID_NAME_MAX_BYTES: usize = 19;
+/// In the record of an executor that serves all queues.
+pub const ANY_QUEUE: &str = "*";
+/// Most queues that one executor names; one that serves more should serve all.
+const QUEUES_MAX: usize = 1_024;
+/// Of the drain grace, at most this much is kept for handlers to stop, hand-backs and the last acks.
+const DRAIN_TAIL: Duration = Duration::from_secs(2);
+
+/// What an executor can be set to.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExecutorSettings {
+    /// Its name in lists; the instance id gets a random part of its own. Empty: the host's name.
+    pub name: String,
+    /// Handlers that run at once.
+    pub slots: u32,
+    /// Slots beside these that only P0 and P1 may use.
+    pub urgent_slots: u32,
+    /// Tasks that it may fetch ahead of free slots. How many it does fetch follows from how long they
+    /// run: none when that is 20 ms or more, else about 20 ms of work.
+    pub prefetch: u32,
+    /// Labels it offers.
+    pub labels: Vec<String>,
+    /// How often it says that it lives.
+    pub heartbeat_ms: u64,
+    /// Longest gathering of outcomes while there are few of them.
+    pub ack_gather_ms: u64,
+    /// How long a shutdown may take in all.
+    pub drain_grace_ms: u64,
+    /// How long a handler that was told to stop may take before it is dropped.
+    pub stop_grace_ms: u64,
+}
+
+impl Default for ExecutorSettings {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            slots: 32,
+            urgent_slots: 4,
+            prefetch: hands::PREFETCH_MAX,
+            labels: Vec::new(),
+            heartbeat_ms: limits::HEARTBEAT_MS.unsigned_abs(),
+            ack_gather_ms: limits::ACK_GATHER_MAX_MS,
+            // Common platforms kill 30 s after they ask.
+            drain_grace_ms: 25_000,
+            stop_grace_ms: 5_000,
+        }
+    }
+}
+
+impl ExecutorSettings {
+    /// Checks every field; names the one that is wrong.
+    pub fn check(&self) -> Result<(), FieldError> {
+        let range = |field, value: u64, low: u64, high: u64| {
+            let detail = format!("{value} must lie between {low} and {high}");
+            if (low..=high).contains(&value) { Ok(()) } else { Err(FieldError::new(field, Reason::OutOfRange, detail)) }
+        };
+        range("slots", self.slots.into(), 1, limits::SLOTS_MAX as u64)?;
+        range("urgent_slots", self.urgent_slots.into(), 0, limits::SLOTS_MAX as u64)?;
+        range("prefetch", self.prefetch.into(), 0, limits::SLOTS_MAX as u64)?;
+        range("heartbeat_ms", self.heartbeat_ms, 100, limits::LOST_AFTER_MS.unsigned_abs() / 3)?;
+        range("ack_gather_ms", self.ack_gather_ms, 0, limits::ACK_GATHER_MAX_MS)?;
+        range("drain_grace_ms", self.drain_grace_ms, 0, 3_600_000)?;
+        range("stop_grace_ms", self.stop_grace_ms, 0, 3_600_000)?;
+        if !self.name.is_empty() {
+            crate::model::lane::check_name("name", &self.name, limits::QUEUE_MAX_BYTES)?;
+        }
+        Labels::new(&self.labels).map(drop)
+    }
+}
+
+/// Runs tasks of some queues with their handlers. Made by [`Executor::builder`].
+pub struct Executor {
+    space: Space,
+    parts: Parts,
+}
+
+/// Collects what an [`Executor`] is made of.
+pub struct ExecutorBuilder {
+    space: Space,
+    plan: Plan,
+}
+
+impl Executor {
+    /// Begins an executor that takes its tasks from `space`.
+    pub fn builder(space: Space) -> ExecutorBuilder {
+        ExecutorBuilder { space, plan: Plan::default() }
+    }
+
+    /// Its instance id: the name and a random part.
+    pub fn id(&self) -> &str {
+        &self.parts.id
+    }
+
+    /// What it has done so far, live.
+    pub fn stats(&self) -> Arc<Stats> {
+        Arc::clone(&self.parts.stats)
+    }
+
+    /// Runs until `shutdown` is cancelled, then ends in order: nothing is taken any more, what has not
+    /// started goes back at once, running handlers may finish, and every outcome is reported.
+    ///
+    /// Returns within the drain grace, 25 s by default.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<ExecutorReport, ExecutorError> {
+        self.run_until(shutdown, CancellationToken::new()).await
+    }
+
+    /// Like [`Executor::run`]; `now`, as for a second signal, ends it without waiting for handlers:
+    /// they are dropped, and their tasks handed back.
+    pub async fn run_until(
+        self,
+        shutdown: CancellationToken,
+        now: CancellationToken,
+    ) -> Result<ExecutorReport, ExecutorError> {
+        let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id) };
+        run(link, self.parts, shutdown, now).await
+    }
+}
+
+impl std::fmt::Debug for Executor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Executor({})", self.parts.id)
+    }
+}
+
+impl ExecutorBuilder {
+    /// Takes all settings at once; those set after it count.
+    pub fn settings(mut self, settings: ExecutorSettings) -> Self {
+        self.plan.settings = settings;
+        self
+    }
+
+    /// Its name in lists, the host's by default. Need not be unique: instances are told apart.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.plan.settings.name = name.into();
+        self
+    }
+
+    /// How many handlers run at once, 32 by default.
+    pub fn slots(mut self, slots: u32) -> Self {
+        self.plan.settings.slots = slots;
+        self
+    }
+
+    /// How many slots beside these only P0 and P1 may use, 4 by default.
+    pub fn urgent_slots(mut self, slots: u32) -> Self {
+        self.plan.settings.urgent_slots = slots;
+        self
+    }
+
+    /// Offers a label; tasks that ask for it come only where it is offered.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.plan.settings.labels.push(label.into());
+        self
+    }
+
+    /// Serves a queue.
+    pub fn handle<F, Fut>(mut self, queue: impl Into<String>, handler: F) -> Self
+    where
+        F: Fn(Task, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        self.plan.queues.push((queue.into(), Plan::handler(handler)));
+        self
+    }
+
+    /// Serves all queues that have no handler of their own here.
+    pub fn handle_any<F, Fut>(mut self, handler: F) -> Self
+    where
+        F: Fn(Task, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        self.plan.any = Some(Plan::handler(handler));
+        self
+    }
+
+    /// Runs handlers on the threads of `runtime` instead of on threads of their own. Then a handler
+    /// that blocks its thread may hold up leases, acks and heartbeats, if they run there too.
+    pub fn handlers_on(mut self, runtime: tokio::runtime::Handle) -> Self {
+        self.plan.threads = Some(runtime);
+        self
+    }
+
+    /// Checks everything; an error names the field.
+    pub fn build(self) -> Result<Executor, FieldError> {
+        Ok(Executor { space: self.space, parts: self.plan.build()? })
+    }
+}
+
+/// Why an executor could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutorError {
+    /// It could not register.
+    #[error("could not register: {0}")]
+    Store(#[from] StoreError),
+    /// Threads for the handlers could not be made.
+    #[error("could not make threads for handlers: {0}")]
+    Threads(#[from] std::io::Error),
+}
+
+/// What all executors are made of, whatever they are linked to.
+struct Parts {
+    id: Arc<str>,
+    settings: ExecutorSettings,
+    queues: HashMap<String, Arc<Queue>>,
+    any: Option<Handler>,
+    threads: Option<tokio::runtime::Handle>,
+    stats: Arc<Stats>,
+}
+
+/// Collects handlers and settings.
+#[derive(Default)]
+struct Plan {
+    settings: ExecutorSettings,
+    queues: Vec<(String, Handler)>,
+    any: Option<Handler>,
+    threads: Option<tokio::runtime::Handle>,
+}
+
+impl Plan {
+    fn handler<F, Fut>(handler: F) -> Handler
+    where
+        F: Fn(Task, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        Arc::new(move |task, context| Box::pin(handler(task, context)) as HandlerFuture)
+    }
+
+    fn build(self) -> Result<Parts, FieldError> {
+        let mut settings = self.settings;
+        settings.check()?;
+        if self.queues.is_empty() && self.any.is_none() {
+            return Err(FieldError::new("queue", Reason::BadName, "none is named: an executor needs a handler"));
+        }
+        if self.queues.len() > QUEUES_MAX {
+            let detail = format!("{} are named; at most {QUEUES_MAX} are allowed", self.queues.len());
+            return Err(FieldError::new("queue", Reason::TooMany, detail));
+        }
+        if settings.name.is_empty() {
+            settings.name = host();
+        }
+        let mut queues = HashMap::new();
+        for (name, handler) in self.queues {
+            let name = QueueName::new(&name)?;
+            let queue = Arc::new(Queue::new(name.clone(), Some(handler)));
+            if queues.insert(name.to_string(), queue).is_some() {
+                return Err(FieldError::new("queue", Reason::TooMany, format!("{name} has two handlers")));
+            }
+        }
+        let id = instance_id(&settings.name).into();
+        let stats = Arc::new(Stats::new());
+        Ok(Parts { id, settings, queues, any: self.any, threads: self.threads, stats })
+    }
+}
+
+/// A name that no other instance has, however it was configured.
+fn instance_id(name: &str) -> String {
+    let fits = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
+    let name: String = name.chars().filter(fits).take(ID_NAME_MAX_BYTES).collect();
+    let random = uuid::Uuid::new_v4().simple().to_string();
+    format!("{name}-{}", &random[..12])
+}
+
+fn host() -> String {
+    let text = std::env::var("HOSTNAME").ok().or_else(|| std::fs::read_to_string("/etc/hostname").ok());
+    let fits = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
+    let name: String = text.unwrap_or_default().trim().chars().filter(fits).take(64).collect();
+    let name = name.trim_start_matches('-');
+    if name.is_empty() { "executor".into() } else { name.into() }
+}
+
+/// Waits longer after each failure, never longer than [`limits::RECONNECT_MAX_MS`], and never all alike.
+fn backoff(failures: u32) -> Duration {
+    let ms = 25u64.saturating_mul(1 << failures.min(10)).min(limits::RECONNECT_MAX_MS);
+    Duration::from_millis(ms).mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+/// Registers, runs until `shutdown`, and ends in order; `now` ends it without waiting for handlers.
+async fn run<L: Link>(
+    link: L,
+    parts: Parts,
+    shutdown: CancellationToken,
+    now: CancellationToken,
+) -> Result<ExecutorReport, ExecutorError> {
+    let Parts { id, settings, queues: named, any, threads, stats } = parts;
+    // Handlers have threads of their own unless the caller lends some.
+    let (_own, threads) = match threads {
+        Some(threads) => (None, threads),
+        None => {
+            let own = Threads::new()?;
+            let handle = own.handle();
+            (Some(own), handle)
+        }
+    };
+    let size = Size { slots: settings.slots, urgent_slots: settings.urgent_slots, prefetch: settings.prefetch };
+    let mut names: Vec<_> = named.keys().cloned().collect();
+    names.sort();
+    names.extend(any.is_some().then(|| ANY_QUEUE.to_owned()));
+    let queues = Arc::new(Queues::new(named, any));
+    let core = Arc::new(Core {
+        link,
+        id: Arc::clone(&id),
+        hands: Hands::new(size),
+        acks: acks::Acks::new(Duration::from_millis(settings.ack_gather_ms)),
+        stats: Arc::clone(&stats),
+        wake_keeper: tokio::sync::Notify::new(),
+        stop_grace: Duration::from_millis(settings.stop_grace_ms),
+        closing: CancellationToken::new(),
+        kill: CancellationToken::new(),
+        given_back: parking_lot::Mutex::default(),
+        slots: TaskTracker::new(),
+        threads,
+    });
+    let record = ExecutorRecord {
+        id: id.to_string(),
+        name: settings.name.clone(),
+        queues: names,
+        labels: Labels::new(&settings.labels).map(|labels| labels.as_slice().to_vec()).unwrap_or_default(),
+        slots: settings.slots,
+        urgent_slots: settings.urgent_slots,
+        version: env!("CARGO_PKG_VERSION").into(),
+        host: host(),
+        pid: std::process::id(),
+        ..ExecutorRecord::default()
+    };
+    let averages = Arc::clone(&queues);
+    let identity = keeper::Identity { record, queues: Box::new(move || averages.averages()) };
+    if register(&core, &identity, &shutdown).await? {
+        tracing::info!(executor = %id, slots = settings.slots, urgent_slots = settings.urgent_slots, "executor runs");
+        serve(&core, identity, queues, size, &settings, &shutdown, &now).await;
+    }
+    Ok(stats.report())
+}
+
+/// The handlers' threads. At the end those that a handler still blocks are left behind.
+struct Threads(Option<tokio::runtime::Runtime>);
+
+impl Threads {
+    fn new() -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().thread_name("handler").enable_all().build()?;
+        Ok(Self(Some(runtime)))
+    }
+
+    fn handle(&self) -> tokio::runtime::Handle {
+        self.0.as_ref().map_or_else(tokio::runtime::Handle::current, |runtime| runtime.handle().clone())
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// A loop that ends with whoever waits for it.
+struct Loop<T>(tokio::task::JoinHandle<T>);
+
+impl<T: Send + 'static> Loop<T> {
+    fn start(future: impl Future<Output = T> + Send + 'static) -> Self {
+        Self(tokio::spawn(future))
+    }
+
+    /// None: the loop broke down.
+    async fn end(mut self) -> Option<T> {
+        (&mut self.0).await.ok()
+    }
+}
+
+impl<T> Drop for Loop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The first heartbeat: nothing is taken before it was heard. False: told to end before that.
+async fn register<L: Link>(
+    core: &Core<L>,
+    identity: &keeper::Identity,
+    shutdown: &CancellationToken,
+) -> Result<bool, ExecutorError> {
+    let mut failures = 0;
+    while !shutdown.is_cancelled() {
+        match core.link.beat(&keeper::record(core, identity)).await {
+            Ok(_) => return Ok(true),
+            Err(error) if !error.is_retryable() => return Err(error.into()),
+            Err(error) => {
+                failures += 1;
+                tracing::warn!(failures, %error, "could not register; trying again");
+                let pause = tokio::time::sleep(backoff(failures));
+                shutdown.run_until_cancelled(pause).await;
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Runs all loops, and brings them down in order.
+async fn serve<L: Link>(
+    core: &Arc<Core<L>>,
+    identity: keeper::Identity,
+    queues: Arc<Queues>,
+    size: Size,
+    settings: &ExecutorSettings,
+    shutdown: &CancellationToken,
+    now: &CancellationToken,
+) {
+    let (keeping, beating) = (CancellationToken::new(), CancellationToken::new());
+    // Should the caller drop this future, everything ends with it.
+    let _closing = core.closing.clone().drop_guard();
+    let _kill = core.kill.clone().drop_guard();
+    let every = Duration::from_millis(settings.heartbeat_ms);
+    let keeper = Loop::start(keeper::run(Arc::clone(core), keeping.clone()));
+    let beats = Loop::start(keeper::beat(Arc::clone(core), identity, size, every, beating.clone()));
+    let acks = Loop::start(acks::run(Arc::clone(core)));
+    let inbox = Loop::start(inbox::run(Arc::clone(core), queues));
+
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = now.cancelled() => {}
+    }
+    let end = Drain::new(core.link.mono(), Duration::from_millis(settings.drain_grace_ms));
+    let unstarted = core.hands.close();
+    core.closing.cancel();
+    core.acks.hurry(core.link.mono());
+    let (running, _, _) = core.hands.load();
+    tracing::info!(executor = %core.id, running, unstarted = unstarted.len(), "executor drains");
+    beating.cancel();
+
+    // What has not started goes back at once, from the hand and from the inbox.
+    let patience = end.all;
+    let empty_inbox = async {
+        let late = inbox.end().await.unwrap_or_default();
+        beats.end().await;
+        let left = match core.link.leave().await {
+            Ok(left) => left.iter().map(|offer| (offer.id, offer.grant)).collect(),
+            Err(error) => {
+                tracing::warn!(%error, "could not leave in order; pods will miss this executor soon");
+                Vec::new()
+            }
+        };
+        tokio::join!(core.release("drain", late, patience), core.release("drain", left, patience));
+    };
+    let hand_back = async { tokio::join!(core.release("drain", unstarted, patience), empty_inbox) };
+
+    core.slots.close();
+    let finish = async {
+        tokio::select! {
+            () = core.slots.wait() => return,
+            () = tokio::time::sleep(end.stop_after) => {}
+            () = now.cancelled() => {}
+        }
+        let told = core.hands.stop_all(Stop::Draining);
+        tracing::info!(executor = %core.id, running = told, "handlers are told to stop");
+        tokio::select! {
+            () = core.slots.wait() => return,
+            () = tokio::time::sleep(end.kill_after) => {}
+            () = now.cancelled() => {}
+        }
+        core.kill.cancel();
+        // Only a handler that blocks its thread is still there after that.
+        if tokio::time::timeout(end.kill_wait, core.slots.wait()).await.is_err() {
+            let (running, _, _) = core.hands.load();
+            tracing::warn!(executor = %core.id, running, "handlers block their threads; their leases will lapse");
+        }
+    };
+    tokio::join!(hand_back, finish);
+    let given_back = std::mem::take(&mut *core.given_back.lock());
+    core.release("drain", given_back, end.kill_wait).await;
+
+    core.acks.close();
+    let mut left = end.left(core.link.mono());
+    if now.is_cancelled() {
+        left = left.min(Duration::from_millis(limits::CALL_TIMEOUT_MS));
+    }
+    if tokio::time::timeout(left, acks.end()).await.is_err() {
+        let unsent = core.acks.unsent();
+        core.stats.lost(unsent);
+        tracing::warn!(executor = %core.id, unsent, "outcomes could not be reported in time; their leases will lapse");
+    }
+    keeping.cancel();
+    keeper.end().await;
+    tracing::info!(executor = %core.id, report = ?core.stats.report(), "executor ended");
+}
+
+/// How the drain grace is spent: handlers finish, are told to stop, are dropped, and the last acks leave.
+struct Drain {
+    end: std::time::Instant,
+    all: Duration,
+    stop_after: Duration,
+    kill_after: Duration,
+    kill_wait: Duration,
+}
+
+impl Drain {
+    fn new(start: std::time::Instant, all: Duration) -> Self {
+        let tail = DRAIN_TAIL.min(all / 4);
+        Self { end: start + all, all, stop_after: all - tail, kill_after: tail / 2, kill_wait: tail / 8 }
+    }
+
+    fn left(&self, now: std::time::Instant) -> Duration {
+        self.end.saturating_duration_since(now).max(self.kill_wait)
+    }
+}
