@@ -5,7 +5,7 @@
 pub mod health;
 mod listener;
 
-pub use health::{ReadyReport, Readiness};
+
 
 use crate::{clock, limits};
 use axum::Router;
@@ -14,6 +14,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use metrics_exporter_prometheus::PrometheusHandle;
+use crate::pod::ready::Readiness;
 use std::io;
 use std::sync::Arc;
 use tokio::net::TcpListener;

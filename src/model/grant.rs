@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Forty bits of chance that tell two hand-outs with the same fence apart, as after a fail-over that lost the first.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nonce([u8; Self::LEN]);
 
 impl Nonce {

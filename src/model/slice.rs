@@ -52,6 +52,12 @@ impl UnixMs {
     }
 }
 
+impl From<i64> for UnixMs {
+    fn from(ms: i64) -> Self {
+        Self(ms)
+    }
+}
+
 impl fmt::Display for UnixMs {
     /// RFC 3339 in UTC with milliseconds.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

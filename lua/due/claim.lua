@@ -1,0 +1,579 @@
+-- due/claim: what is due in one bucket is granted to one pod.
+-- moves   pending -> running | skipped; lapsed running -> pending | dead | cancelled; timers -> expired
+-- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
+-- args    1 now_ms or ""  2 pod  3 permit (16)  4 call id (16)  5 nonce (10)  6 limit  7 limit of P2 to P5
+--         8 bytes  9 holders  10 lock_ms  11 dispatch_ms  12 lease_ms  13 now expected by the caller, or ""
+--         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights
+--         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
+--         27 n, n × (group, quota, quota)
+-- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, n × (id 16 + lane 4 + grant 18 + due 13 + failures 2, spec)}
+--         NOT_HOLDER {stamp, until}
+-- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 40 due sets, 64 lanes a priority; reaps <= 250
+-- events  claimed, lost, retried, died, cancelled, expired, skipped, repaired, deleted
+-- memory  allow-oom
+local RIPEN, SETS, NEW_SETS, LANES, REAP = 2000, 32, 8, 64, 250
+local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
+local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
+local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
+local lock, run, counts, agenda = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda'
+local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'recent', 'v')
+local clock = tonumber(meta[1] or 0)
+local lnow = clock > now and clock or now
+
+-- The permit. The lock is economy, not safety: a claim is atomic whoever makes it.
+local mine = call('HGET', lock, pod)
+local function live(v)
+  local till = tonumber(sub(v, 17, 29))
+  return till > now and till <= now + 2 * lock_ms
+end
+if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
+  local all, holders, soonest = call('HGETALL', lock), 0, nil
+  for i = 1, #all, 2 do
+    if all[i] ~= pod then
+      if live(all[i + 1]) then
+        holders = holders + 1
+        local till = tonumber(sub(all[i + 1], 17, 29))
+        if not soonest or till < soonest then soonest = till end
+      else
+        call('HDEL', lock, all[i])
+        call('DEL', P .. 'last:' .. all[i])
+      end
+    end
+  end
+  if holders >= tonumber(ARGV[9]) then return { 'NOT_HOLDER', stamp, soonest } end
+end
+local running = tonumber(call('HGET', counts, 'running') or 0)
+call('XLEN', P .. 'events') call('HLEN', run) call('ZCARD', P .. 'dead')
+if not meta[11] then call('HSET', KEYS[1], 'v', '1') end
+
+local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0f%013.0f', now + lock_ms, wake)) end
+
+-- A repeated call: what it was granted and still holds is answered again.
+local last = call('GET', P .. 'last:' .. pod)
+if last and sub(last, 1, 16) == ARGV[4] then
+  local out = { 'OK', stamp, -1, 1, 0, 0 }
+  for i = 17, #last, 53 do
+    local head = sub(last, i, i + 52)
+    local id = sub(head, 1, 16)
+    local r = call('HGET', run, id)
+    if r and run_grant(r) == sub(head, 21, 38) then
+      local spec = call('HGET', P .. 'task:' .. home(id), id)
+      if spec then
+        out[#out + 1] = head
+        out[#out + 1] = spec
+      end
+    end
+  end
+  permit_put(0)
+  return out
+end
+
+local delta, rares = {}, {}
+local function count(name, n) delta[name] = (delta[name] or 0) + n end
+
+-- A leap ahead of the caller's monotonic clock pauses reaping for one lease: the renewals were not late, the clock was.
+local leap, pause = 0, tonumber(meta[5] or 0)
+if ARGV[13] ~= '' then
+  local off = now - tonumber(ARGV[13])
+  if off > 5000 or off < -5000 then leap = off end
+  if off > 5000 then
+    pause = lnow + lease_ms
+    call('HSET', KEYS[1], 'pause', format('%.0f', pause))
+  end
+end
+if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
+
+-- 1. Leases that lapsed.
+local reaped, lapsed = 0, {}
+local function lapse(id, r)
+  if lapsed[id] then return end
+  lapsed[id] = true
+  reaped = reaped + 1
+  local spec, grant, holder = call('HGET', P .. 'task:' .. home(id), id), run_grant(r), run_holder(r)
+  count('running', -1)
+  if not spec then
+    call('HDEL', run, id)
+    count('deleted', 1)
+    rares[#rares + 1] = rare(id, grant, 'F', 0, 'running without a spec: dropped')
+  elseif run_cancelled(r) then
+    call('HDEL', run, id)
+    finish(id, spec, 'C', sub(grant, 1, 8))
+    count('cancelled', 1)
+    rares[#rares + 1] = rare(id, grant, 'C', 0, 'cancelled while running; ' .. holder .. ' did not answer')
+  elseif run_phase(r) == 's' then
+    local to, due = fail(id, r, spec, 'lease lapsed: ' .. holder .. ' neither renewed nor answered', 'lease_expired', false, nil, tonumber(ARGV[14]))
+    count(to == 'D' and 'dead' or 'pending', 1)
+    rares[#rares + 1] = rare(id, grant, to, due, 'lease lapsed at ' .. holder)
+  else
+    local losses = run_losses(r) + 1
+    if losses >= 20 then
+      local at = at_of(id, spec)
+      bury(id, r, spec, at, 'lost_unstarted', tries_add(id, attempt(grant, holder, 'handed out 20 times and never started')))
+      count('dead', 1)
+      rares[#rares + 1] = rare(id, grant, 'D', 0, 'handed out 20 times and never started')
+    else
+      hand_back(id, r, spec, losses)
+      count('pending', 1)
+      rares[#rares + 1] = rare(id, grant, 'L', 0, (run_phase(r) == 'o' and 'offered to ' or 'claimed by ') .. holder .. ', never started, handed back')
+    end
+  end
+end
+local second = floor(lnow / 1000)
+local reap, offset = tonumber(meta[2]), tonumber(meta[3] or 0)
+if not reap then reap, offset = second + 1, 0 end
+local reap_was, offset_was = reap, offset
+if lnow < pause then
+  -- nothing is reaped now
+elseif running == 0 and reap <= second then
+  for s = reap, reap + 60 < second and reap + 60 or second do call('UNLINK', P .. 'lease:' .. format('%.0f', s)) end
+  reap, offset = second + 1, 0
+else
+  local steps = 0
+  while reap <= second and steps < 120 and reaped < REAP do
+    steps = steps + 1
+    local key = P .. 'lease:' .. format('%.0f', reap)
+    local len = call('STRLEN', key)
+    while offset < len and reaped < REAP do
+      local piece, ids = call('GETRANGE', key, offset, offset + 16 * REAP - 1), {}
+      for i = 1, #piece, 16 do ids[#ids + 1] = sub(piece, i, i + 15) end
+      local found = call('HMGET', run, unpack(ids))
+      for i = 1, #ids do
+        if found[i] and run_deadline(found[i]) <= lnow then lapse(ids[i], found[i]) end
+      end
+      offset = offset + #piece
+      if steps > 4 and #ids >= REAP then break end
+    end
+    if offset < len then break end
+    if len > 0 then call('UNLINK', key) end
+    reap, offset = reap + 1, 0
+  end
+end
+if reap ~= reap_was or offset ~= offset_was or not meta[2] then
+  call('HSET', KEYS[1], 'reap', format('%.0f', reap), 'reapoff', format('%.0f', offset))
+end
+-- Once a second a piece of `run` itself, for leases that no string names.
+if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
+  local piece = call('HSCAN', run, meta[8] or '0', 'COUNT', 50)
+  for i = 1, #piece[2], 2 do
+    if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then lapse(piece[2][i], piece[2][i + 1]) end
+  end
+  call('HSET', KEYS[1], 'scanat', now13, 'scan', piece[1])
+end
+
+-- 2. What the agenda says is due: due sets, timers, keys whose window ended.
+local minute = floor(now / 60000)
+local names = call('ZRANGE', agenda, '-inf', minute, 'BYSCORE', 'LIMIT', 0, SETS)
+if #names == SETS then
+  local seen = {}
+  for _, name in ipairs(names) do seen[name] = true end
+  for _, name in ipairs(call('ZRANGE', agenda, minute, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, NEW_SETS)) do
+    if not seen[name] then names[#names + 1] = name end
+  end
+end
+local urgent, normal = {}, {}
+for _, name in ipairs(names) do
+  local kind = sub(name, 1, 1)
+  if kind == 't' then
+    local key = P .. 'timer:' .. sub(name, 2)
+    for _, id in ipairs(call('ZRANGE', key, '-inf', lnow, 'BYSCORE', 'LIMIT', 0, 50)) do
+      call('ZREM', key, id)
+      local spec = call('HGET', P .. 'task:' .. home(id), id)
+      if spec then
+        local r = call('HGET', run, id)
+        local grant, gone = NO_GRANT, nil
+        if r then
+          grant = run_grant(r)
+          gone = call('HDEL', run, id) == 1
+          if gone then count('running', -1) end
+        else
+          local at = at_of(id, spec)
+          gone = unplace(id, at.due, at.lane)
+          if gone then count('pending', -1) end
+        end
+        if gone then
+          finish(id, spec, 'X', grant == NO_GRANT and '00000000' or sub(grant, 1, 8))
+          count('expired', 1)
+          rares[#rares + 1] = rare(id, grant, 'X', 0, 'its total time-out passed')
+        end
+      end
+    end
+    if call('EXISTS', key) == 0 then call('ZREM', agenda, name) end
+  elseif kind == 'k' then
+    local key, field = P .. 'keyend:' .. sub(name, 2), 'at' .. name
+    local off = tonumber(call('HGET', KEYS[1], field) or 0)
+    local piece, i, n = call('GETRANGE', key, off, off + 65535), 1, 0
+    while n < 200 and i + 5 <= #piece do
+      local len = tonumber(sub(piece, i + 2, i + 5))
+      if i + 5 + len > #piece then break end
+      local keys, k = P .. 'keys:' .. tonumber(sub(piece, i, i + 1)), sub(piece, i + 6, i + 5 + len)
+      local v = call('HGET', keys, k)
+      if v and sub(v, 17, 17) == 'E' and tonumber(sub(v, 18, 30)) <= now then call('HDEL', keys, k) end
+      i, n = i + 6 + len, n + 1
+    end
+    if n == 0 then
+      call('UNLINK', key)
+      call('HDEL', KEYS[1], field)
+      call('ZREM', agenda, name)
+    else
+      call('HSET', KEYS[1], field, off + i - 1)
+    end
+  elseif string.find(name, 'u', 1, true) then urgent[#urgent + 1] = name
+  else normal[#normal + 1] = name end
+end
+local sets = urgent
+for _, name in ipairs(normal) do sets[#sets + 1] = name end
+
+-- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
+local ten = floor(now / 10000)
+local oldest = tonumber(meta[10] or ten)
+for _ = 1, 8 do
+  if oldest > ten - 12 then break end
+  local key = P .. 'recent:' .. format('%.0f', oldest)
+  if oldest > ten - 90 and call('STRLEN', key) <= 53770 then break end
+  call('UNLINK', key)
+  oldest = oldest + 1
+end
+if oldest ~= tonumber(meta[10] or -1) then call('HSET', KEYS[1], 'recent', format('%.0f', oldest)) end
+local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
+local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
+if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
+for _, id in ipairs(olds) do
+  call('ZREM', P .. 'dead', id)
+  call('UNLINK', P .. 'dead:' .. id)
+  call('HDEL', P .. 'task:' .. home(id), id)
+  call('HDEL', P .. 'at', id)
+  count('dead', -1)
+  count('deleted', 1)
+  rares[#rares + 1] = rare(id, NO_GRANT, 'Z', 0, 'kept for its time')
+end
+local bytes_over = tonumber(meta[4] or 0) - tonumber(ARGV[15])
+if bytes_over > 0 then
+  local old, freed, till = call('XRANGE', P .. 'events', '-', '+', 'COUNT', 64), 0, nil
+  for _, e in ipairs(old) do
+    freed = freed + #e[2][4] + 64
+    till = e[1]
+    if freed >= bytes_over then break end
+  end
+  if till then
+    call('XTRIM', P .. 'events', 'MINID', till)
+    call('XDEL', P .. 'events', till)
+    call('HINCRBY', KEYS[1], 'evb', -freed)
+    call('HSET', KEYS[1], 'evtrim', till)
+  end
+end
+
+-- 4. Candidates: the ripe heads of the due sets, urgent ones first.
+local ready = tonumber(call('HGET', counts, 'ready') or 0)
+local budget = ready < RIPEN and RIPEN or (limit > 100 and limit or 100)
+if limit == 0 then budget = 0 end
+local pool, taken, truncated, left = {}, {}, false, #sets
+local lanes, order, bound = {}, {}, {}
+for _, name in ipairs(sets) do
+  local cap = math.ceil(budget / left)
+  left = left - 1
+  if cap > 0 then
+    local got = call('ZRANGE', P .. 'due:' .. name, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
+    local n = #got / 2
+    local cut = n == cap
+    budget = budget - n
+    if cut then truncated = true end
+    if n > 0 then
+      taken[#taken + 1] = { name = name, n = n }
+      local last_due = cut and tonumber(got[2 * n])
+      for i = 1, 2 * n, 2 do
+        local member = got[i]
+        local lane = sub(member, 17, 20)
+        local l = lanes[lane]
+        if not l then
+          l = { lane = lane, group = sub(lane, 1, 3), level = level(lane), set = name, n = 0, at = 0 }
+          lanes[lane] = l
+          order[#order + 1] = l
+        elseif l.set ~= name then l.set = false end
+        l.n = l.n + 1
+        l[2 * l.n - 1], l[2 * l.n] = member, got[i + 1]
+        if cut then bound[lane] = (bound[lane] and bound[lane] < last_due) and bound[lane] or last_due end
+      end
+      pool[#pool + 1] = got
+    elseif call('EXISTS', P .. 'due:' .. name) == 0 then
+      call('ZREM', agenda, name)
+    end
+  end
+end
+
+-- Quotas by queue: a default and exceptions.
+local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
+for i = 28, 25 + 3 * tonumber(ARGV[27]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
+local function quota(l)
+  local q = quotas[l.group]
+  if not q then
+    q = { quota_any, quota_normal }
+    quotas[l.group] = q
+  end
+  return l.level < 2 and q[1] or q[2], q
+end
+local function spend(l, n)
+  local _, q = quota(l)
+  q[1] = q[1] - n
+  if l.level >= 2 then q[2] = q[2] - n normal_limit = normal_limit - n end
+  limit = limit - n
+end
+
+-- 5. Choice: straight through where everything ripe may go, else by weight and in turn.
+local chosen, dues, from_lane = {}, {}, {}
+local straight = not truncated
+if straight and ready > 0 then
+  -- A backlog that stands aside holds nobody up, unless it may come back now.
+  straight = call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2', P .. 'ring:3', P .. 'ring:4', P .. 'ring:5') == 0
+    and (meta[6] == ARGV[26] or call('EXISTS', P .. 'parked') == 0)
+end
+if straight then
+  local total, low = 0, 0
+  local left_any, left_normal = {}, {}
+  for _, l in ipairs(order) do
+    local _, q = quota(l)
+    local a = (left_any[l.group] or q[1]) - l.n
+    left_any[l.group] = a
+    total = total + l.n
+    if l.level >= 2 then
+      low = low + l.n
+      local b = (left_normal[l.group] or q[2]) - l.n
+      left_normal[l.group] = b
+      if b < 0 then straight = false end
+    end
+    if a < 0 then straight = false end
+  end
+  if total > limit or low > normal_limit then straight = false end
+end
+-- Large specs: the batch ends where its bytes would pass the cap.
+local big = limit * tonumber(meta[9] or 0) > tonumber(ARGV[8])
+if big then straight = false end
+local backlog = 0
+if straight then
+  for _, got in ipairs(pool) do
+    for i = 1, #got, 2 do
+      chosen[#chosen + 1] = got[i]
+      dues[#dues + 1] = got[i + 1]
+    end
+  end
+else
+  -- Ripen: what was read moves into its lane. The due set gives it up after the lane has it.
+  for _, l in ipairs(order) do
+    local args, key = {}, P .. 'ready:' .. l.lane
+    for i = 1, 2 * l.n, 2 do
+      args[i], args[i + 1] = l[i + 1], sub(l[i], 1, 16)
+    end
+    local added = 0
+    for i = 1, #args, 4000 do
+      added = added + call('ZADD', key, unpack(args, i, i + 3999 < #args and i + 3999 or #args))
+    end
+    ready = ready + added
+    count('ready', added)
+    if call('SISMEMBER', P .. 'parked', l.lane) == 0 then call('ZADD', P .. 'ring:' .. l.level, 'NX', 0, l.lane) end
+  end
+  for _, t in ipairs(taken) do
+    call('ZREMRANGEBYRANK', P .. 'due:' .. t.name, 0, t.n - 1)
+    if call('EXISTS', P .. 'due:' .. t.name) == 0 then call('ZREM', agenda, t.name) end
+  end
+  taken = {}
+  -- Lanes that stood aside come back when the set of zero quotas has changed.
+  if meta[6] ~= ARGV[26] then
+    for _, lane in ipairs(call('SPOP', P .. 'parked', 200)) do call('ZADD', P .. 'ring:' .. level(lane), 'NX', 0, lane) end
+    if call('EXISTS', P .. 'parked') == 0 then call('HSET', KEYS[1], 'sig', ARGV[26]) end
+  end
+  local bytes, turn = tonumber(ARGV[8]), tonumber(call('HGET', counts, 'turn') or 0)
+  local rings, weights, sum = {}, {}, 0
+  for p = 0, 5 do
+    local ring = {}
+    for _, lane in ipairs(call('ZRANGE', P .. 'ring:' .. p, 0, LANES - 1)) do
+      local l = lanes[lane] or { lane = lane, group = sub(lane, 1, 3), level = p, n = 0 }
+      l.size = call('ZCARD', P .. 'ready:' .. lane)
+      l.used = 0
+      if l.size == 0 then call('ZREM', P .. 'ring:' .. p, lane)
+      elseif quota(l) < 0 then
+        call('ZREM', P .. 'ring:' .. p, lane)
+        call('SADD', P .. 'parked', lane)
+      elseif quota(l) > 0 then ring[#ring + 1] = l end
+    end
+    rings[p] = ring
+    if #ring > 0 then
+      weights[p] = tonumber(ARGV[18 + p])
+      sum = sum + weights[p]
+    end
+  end
+  local full = false
+  local function take(l, n)
+    local q = quota(l)
+    if n > q then n = q end
+    if l.level >= 2 and n > normal_limit then n = normal_limit end
+    if n > limit then n = limit end
+    if n <= 0 or full then return 0 end
+    local key, got = P .. 'ready:' .. l.lane, nil
+    local b = bound[l.lane]
+    if b then got = call('ZRANGE', key, '-inf', b, 'BYSCORE', 'LIMIT', l.used, n, 'WITHSCORES')
+    else got = call('ZRANGE', key, l.used, l.used + n - 1, 'WITHSCORES') end
+    local m = 0
+    for i = 1, #got, 2 do
+      if big then
+        bytes = bytes - call('HSTRLEN', P .. 'task:' .. home(got[i]), got[i])
+        if bytes < 0 and #chosen > 0 then full = true break end
+      end
+      chosen[#chosen + 1] = got[i] .. l.lane
+      dues[#dues + 1] = got[i + 1]
+      m = m + 1
+    end
+    l.used = l.used + m
+    spend(l, m)
+    return m
+  end
+  local function serve(ring, want)
+    local served = 0
+    while want > 0 do
+      local chunk, before = math.ceil(want / #ring), want
+      for _, l in ipairs(ring) do
+        if want <= 0 then break end
+        local m = take(l, chunk < want and chunk or want)
+        want, served = want - m, served + m
+      end
+      if want == before then break end
+    end
+    return served
+  end
+  local round, shares = limit, call('HMGET', counts, 'deficit0', 'deficit1', 'deficit2', 'deficit3', 'deficit4', 'deficit5')
+  local owed = {}
+  for p = 0, 5 do
+    if weights[p] then
+      owed[p] = round * weights[p] / sum + tonumber(shares[p + 1] or 0)
+      if owed[p] >= 1 then owed[p] = owed[p] - serve(rings[p], floor(owed[p])) end
+    end
+  end
+  for p = 0, 5 do
+    if weights[p] and limit > 0 then owed[p] = owed[p] - serve(rings[p], limit) end
+  end
+  for p = 0, 5 do
+    local rest = 0
+    if weights[p] then
+      local backlogged = false
+      for _, l in ipairs(rings[p]) do
+        if l.used > 0 then
+          turn = turn + 1
+          if l.used < l.size then call('ZADD', P .. 'ring:' .. p, turn, l.lane) end
+        end
+        if l.used < l.size and quota(l) > 0 then backlogged = true end
+      end
+      -- At most one round is owed or owing; nothing where no task waits.
+      if backlogged then rest = owed[p] > round and round or (owed[p] < -round and -round or owed[p]) end
+    end
+    if rest ~= tonumber(shares[p + 1] or 0) then call('HSET', counts, 'deficit' .. p, format('%.3f', rest)) end
+  end
+  if turn > 0 then call('HSET', counts, 'turn', turn) end
+  for p = 0, 5 do
+    for _, l in ipairs(rings[p]) do
+      if l.used > 0 then from_lane[#from_lane + 1] = l end
+      backlog = backlog + (quota(l) > 0 and l.size - l.used or 0)
+    end
+  end
+end
+
+-- 6. Specs, by home minute. What has none is damage: dropped, counted, never granted.
+local n = #chosen
+local out = { 'OK', stamp, -1, 0, reaped, leap }
+if n > 0 then
+  local ids, by, specs = {}, {}, {}
+  for i = 1, n do
+    local id = sub(chosen[i], 1, 16)
+    ids[i] = id
+    local m = home(id)
+    local b = by[m]
+    if not b then
+      b = { {}, {} }
+      by[m] = b
+    end
+    b[1][#b[1] + 1] = id
+    b[2][#b[2] + 1] = i
+  end
+  for m, b in pairs(by) do
+    local found = call('HMGET', P .. 'task:' .. m, unpack(b[1]))
+    for j, i in ipairs(b[2]) do specs[i] = found[j] end
+  end
+  local ats = call('EXISTS', P .. 'at') == 1 and call('HMGET', P .. 'at', unpack(ids)) or {}
+  local deadline = lnow + dispatch_ms
+  local dl = format('%013.0f', deadline)
+  local first = dl .. '00000001' .. nonce .. '00'
+  local first_grant = '00000001' .. nonce
+  local hset, leases, heads, records, ended = {}, {}, { ARGV[4] }, {}, 0
+  for i = 1, n do
+    local id, spec, lane = ids[i], specs[i], sub(chosen[i], 17, 20)
+    if not spec then
+      ended = ended + 1
+      count('deleted', 1)
+      call('HDEL', P .. 'at', id)
+      rares[#rares + 1] = rare(id, NO_GRANT, 'F', 0, 'due without a spec: dropped')
+    else
+      local flags, grant, r, failures = byte(spec, 2), first_grant, nil, '00'
+      local late = flags % 32 >= 16 and spec_options(spec).start_before
+      if late and late < now then
+        ended = ended + 1
+        count('skipped', 1)
+        finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000')
+        rares[#rares + 1] = rare(id, NO_GRANT, 'K', 0, 'too late: it was not to start after its latest start')
+      else
+        local bits = flags % 2 + (flags % 16 >= 8 and 2 or 0)
+        if ats[i] then
+          local at = at_read(ats[i])
+          local fence = format('%08x', tonumber(at.fence, 16) + 1)
+          grant = fence .. nonce
+          failures = format('%02x', at.failures)
+          r = 'c-' .. (bits + 4) .. dl .. grant .. format('%02x', at.losses) .. lane .. pod
+        else
+          r = 'c-' .. bits .. first .. lane .. pod
+        end
+        hset[#hset + 1] = id
+        hset[#hset + 1] = r
+        leases[#leases + 1] = id
+        records[#records + 1] = id .. grant
+        local head = id .. lane .. grant .. format('%013.0f', dues[i]) .. failures
+        heads[#heads + 1] = head
+        out[#out + 1] = head
+        out[#out + 1] = spec
+      end
+    end
+  end
+  if #hset > 0 then
+    call('HSET', run, unpack(hset))
+    call('APPEND', lease_key(deadline), table.concat(leases))
+    call('SET', P .. 'last:' .. pod, table.concat(heads))
+    count('running', #hset / 2)
+    emit('c', pod, table.concat(records))
+  end
+  count('pending', -n)
+  for _, l in ipairs(from_lane) do
+    call('ZREMRANGEBYRANK', P .. 'ready:' .. l.lane, 0, l.used - 1)
+    count('ready', -l.used)
+    if l.used >= l.size then call('ZREM', P .. 'ring:' .. l.level, l.lane) end
+  end
+  for _, t in ipairs(taken) do
+    call('ZREMRANGEBYRANK', P .. 'due:' .. t.name, 0, t.n - 1)
+    if call('EXISTS', P .. 'due:' .. t.name) == 0 then call('ZREM', agenda, t.name) end
+  end
+end
+for name, d in pairs(delta) do
+  if d ~= 0 then call('HINCRBY', counts, name, d) end
+end
+if #rares > 0 then emit('v', pod, table.concat(rares)) end
+
+-- 7. When to come again: at once while something ripe is left, else at the next due time.
+local next_due = -1
+if backlog == 0 and not truncated then
+  for _, name in ipairs(call('ZRANGE', agenda, 0, 7)) do
+    local kind, head = sub(name, 1, 1), nil
+    if kind == 't' then head = call('ZRANGE', P .. 'timer:' .. sub(name, 2), 0, 0, 'WITHSCORES')
+    elseif kind ~= 'k' then head = call('ZRANGE', P .. 'due:' .. name, 0, 0, 'WITHSCORES') end
+    local due = head and head[2] and tonumber(head[2])
+    if due and (next_due < 0 or due < next_due) then next_due = due end
+  end
+end
+out[3] = next_due
+out[4] = truncated and backlog + 1 or backlog
+local poll = now + lock_ms
+permit_put((backlog > 0 or truncated) and 0 or (next_due >= 0 and next_due < poll and next_due or poll))
+return out

@@ -1,0 +1,36 @@
+-- intake/cancel: tasks end before they start; running ones are asked to stop.
+-- moves   pending -> cancelled; running: cancel flag
+-- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
+-- args    1 now_ms or ""  2 who  3 cause  4… ids
+-- gives   OK {stamp, a letter an id: C cancelled, A asked (running), D dead, ? not known, else its outcome; holder of each A}
+-- bound   ids <= batch_max_rows
+-- events  cancelled, cancel asked
+-- memory  allow-oom
+local who, counts = ARGV[2], P .. 'counts'
+call('XLEN', P .. 'events') call('HLEN', counts)
+local letters, holders, rares, cancelled = {}, {}, {}, 0
+for i = 4, #ARGV do
+  local id = ARGV[i]
+  local state, spec, at = find(id)
+  if state == 'P' then
+    unplace(id, at.due, at.lane)
+    finish(id, spec, 'C', at.fence)
+    cancelled = cancelled + 1
+    rares[#rares + 1] = rare(id, NO_GRANT, 'C', 0, ARGV[3])
+    state = 'C'
+  elseif state == 'R' then
+    if not run_cancelled(at) then
+      call('HSET', P .. 'run', id, sub(at, 1, 1) .. 'C' .. sub(at, 3))
+      rares[#rares + 1] = rare(id, run_grant(at), 'A', 0, ARGV[3])
+    end
+    holders[#holders + 1] = run_holder(at)
+    state = 'A'
+  end
+  letters[#letters + 1] = state
+end
+if cancelled > 0 then
+  call('HINCRBY', counts, 'pending', -cancelled)
+  call('HINCRBY', counts, 'cancelled', cancelled)
+end
+if #rares > 0 then emit('v', who, table.concat(rares)) end
+return { 'OK', stamp, table.concat(letters), unpack(holders) }

@@ -1,0 +1,19 @@
+-- intake/reschedule: a pending task gets another due time.
+-- moves   pending -> pending
+-- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
+-- args    1 now_ms or ""  2 who  3 id  4 due
+-- gives   OK {stamp, P moved | R running | D dead | ? not known | its outcome}
+-- bound   one task
+-- events  moved
+-- memory  refused when full
+call('XLEN', P .. 'events')
+local id, due = ARGV[3], tonumber(ARGV[4])
+local state, spec, at = find(id)
+if state == 'P' then
+  unplace(id, at.due, at.lane)
+  call('HSET', P .. 'at', id, at_make(due, at.lane, at.fence, at.failures, at.losses, at.edits < 255 and at.edits + 1 or 255))
+  due_put(id, due, at.lane)
+  emit('v', ARGV[2], rare(id, NO_GRANT, 'M', due, 'rescheduled'))
+  wake(due)
+end
+return { 'OK', stamp, state }

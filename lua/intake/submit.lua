@@ -1,0 +1,178 @@
+-- intake/submit: rows of one bucket become pending tasks.
+-- moves   (new) -> pending
+-- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
+-- args    1 now_ms or ""  2 ms since the first sending, "" if this is it  3 "1": refuse if the bucket is closed
+--         4 first due  5 largest spec  6 number of groups  7 number of keyed shards  8 number of timers
+--         group: minute, "u" or "", n, events (n × 23 bytes), n × (due, id + lane), n × (id, spec)
+--         shard: number, n, n × key, n × row (counted over all groups, from 1)
+--         timer: row, minute, deadline
+-- gives   OK {stamp, n × (row, DUPLICATE | FATE_UNKNOWN, id that stands)}  |  SPREAD_CHANGED {stamp}
+-- bound   rows <= batch_max_rows; a due set takes 10,000, then seconds, then sixteenths
+-- events  submitted
+-- memory  refused when full
+local meta = call('HMGET', KEYS[1], 'closed', 'maxspec', 'v')
+if ARGV[3] == '1' and meta[1] then return { 'SPREAD_CHANGED', stamp } end
+local agenda, counts = P .. 'agenda', P .. 'counts'
+call('ZCARD', agenda) call('XLEN', P .. 'events') call('HLEN', counts) call('HLEN', P .. 'lock')
+
+-- Where each row stands in ARGV.
+local groups, at, total = {}, 9, 0
+for g = 1, tonumber(ARGV[6]) do
+  local n = tonumber(ARGV[at + 2])
+  groups[g] = { minute = ARGV[at], base = ARGV[at] .. ARGV[at + 1], n = n, events = ARGV[at + 3], due = at + 4, spec = at + 4 + 2 * n, first = total }
+  total = total + n
+  at = at + 4 + 4 * n
+end
+local function spec_at(row)
+  for _, g in ipairs(groups) do
+    if row <= g.first + g.n then return g.spec + 2 * (row - g.first - 1) end
+  end
+end
+
+local answers, skip = { 'OK', stamp }, nil
+local function refuse(row, code, id)
+  skip = skip or {}
+  skip[row] = true
+  answers[#answers + 1] = row
+  answers[#answers + 1] = code
+  answers[#answers + 1] = id
+end
+
+-- Keys: the first task stands as long as its state or its window says.
+local shards, keyed = {}, {}
+for s = 1, tonumber(ARGV[7]) do
+  local n = tonumber(ARGV[at + 1])
+  local shard = { key = P .. 'keys:' .. ARGV[at], n = n, at = at + 2 }
+  local found, seen = call('HMGET', shard.key, unpack(ARGV, at + 2, at + 1 + n)), {}
+  for i = 1, n do
+    local row, key, v = tonumber(ARGV[at + 1 + n + i]), ARGV[at + 1 + i], found[i]
+    keyed[row] = true
+    local own = ARGV[spec_at(row)]
+    if seen[key] then
+      refuse(row, 'DUPLICATE', seen[key])
+    elseif v then
+      local id, state = sub(v, 1, 16), sub(v, 17, 17)
+      local stands = (state == 'E' and tonumber(sub(v, 18, 30)) > now)
+        or (state == 'L' and call('HEXISTS', P .. 'task:' .. home(id), id) == 1)
+      if stands then refuse(row, 'DUPLICATE', id) end
+    end
+    seen[key] = seen[key] or own
+  end
+  shards[s] = shard
+  at = at + 2 + 2 * n
+end
+
+-- Sent again after a lost reply: what is known stays as it is.
+if ARGV[2] ~= '' then
+  local age, recents = tonumber(ARGV[2]), nil
+  for _, g in ipairs(groups) do
+    local ids = {}
+    for i = 1, g.n do ids[i] = ARGV[g.spec + 2 * i - 2] end
+    local known = call('HMGET', P .. 'task:' .. g.minute, unpack(ids))
+    for i = 1, g.n do
+      local row = g.first + i
+      if not (skip and skip[row]) then
+        local had = known[i]
+        if not had then
+          if not recents then
+            recents = {}
+            local ten = floor(now / 10000)
+            for t = ten - floor(age / 10000) - 2, ten do
+              if ten - t <= 90 then recents[#recents + 1] = call('GET', P .. 'recent:' .. format('%.0f', t)) or '' end
+            end
+          end
+          for _, r in ipairs(recents) do
+            if string.find(r, ids[i], 1, true) then had = true break end
+          end
+        end
+        if had then refuse(row, 'DUPLICATE', ids[i])
+        elseif age > 120000 and not keyed[row] then refuse(row, 'FATE_UNKNOWN', ids[i]) end
+      end
+    end
+  end
+end
+
+-- All rows of a group are new as a rule: then whole stretches of ARGV go to Redis as they stand.
+local created, records = 0, {}
+for _, g in ipairs(groups) do
+  local due, spec, n, events = nil, nil, g.n, g.events
+  if skip then
+    due, spec, n, events = {}, {}, 0, {}
+    for i = 1, g.n do
+      if not skip[g.first + i] then
+        n = n + 1
+        due[2 * n - 1], due[2 * n] = ARGV[g.due + 2 * i - 2], ARGV[g.due + 2 * i - 1]
+        spec[2 * n - 1], spec[2 * n] = ARGV[g.spec + 2 * i - 2], ARGV[g.spec + 2 * i - 1]
+        events[n] = sub(g.events, 23 * i - 22, 23 * i)
+      end
+    end
+    events = table.concat(events)
+  end
+  if n > 0 then
+    local base = P .. 'due:' .. g.base
+    local size = call('ZCARD', base)
+    if due then call('HSET', P .. 'task:' .. g.minute, unpack(spec))
+    else call('HSET', P .. 'task:' .. g.minute, unpack(ARGV, g.spec, g.spec + 2 * n - 1)) end
+    if size < SPLIT then
+      if due then call('ZADD', base, unpack(due))
+      else call('ZADD', base, unpack(ARGV, g.due, g.due + 2 * n - 1)) end
+      if size == 0 then call('ZADD', agenda, g.minute, g.base) end
+    else
+      local sets, names = {}, {}
+      for i = 1, n do
+        local score = due and due[2 * i - 1] or ARGV[g.due + 2 * i - 2]
+        local member = due and due[2 * i] or ARGV[g.due + 2 * i - 1]
+        local second = due_second(g.base, tonumber(score))
+        if names[second] == nil then names[second] = call('ZCARD', P .. 'due:' .. second) < SPLIT end
+        local name = names[second] and second or due_fine(second, member)
+        local set = sets[name]
+        if not set then
+          set = {}
+          sets[name] = set
+        end
+        set[#set + 1] = score
+        set[#set + 1] = member
+      end
+      for name, set in pairs(sets) do
+        call('ZADD', P .. 'due:' .. name, unpack(set))
+        call('ZADD', agenda, g.minute, name)
+      end
+    end
+    created = created + n
+    records[#records + 1] = events
+  end
+end
+if created == 0 then return answers end
+for _, shard in ipairs(shards) do
+  local pairs_, n = {}, 0
+  for i = 1, shard.n do
+    local row = tonumber(ARGV[shard.at + shard.n + i - 1])
+    if not (skip and skip[row]) then
+      pairs_[n + 1], pairs_[n + 2] = ARGV[shard.at + i - 1], ARGV[spec_at(row)] .. 'L'
+      n = n + 2
+    end
+  end
+  if n > 0 then call('HSET', shard.key, unpack(pairs_)) end
+end
+for _ = 1, tonumber(ARGV[8]) do
+  local row = tonumber(ARGV[at])
+  if not (skip and skip[row]) then
+    call('ZADD', P .. 'timer:' .. ARGV[at + 1], ARGV[at + 2], ARGV[spec_at(row)])
+    call('ZADD', agenda, ARGV[at + 1], 't' .. ARGV[at + 1])
+  end
+  at = at + 3
+end
+call('HINCRBY', counts, 'submitted', created)
+call('HINCRBY', counts, 'pending', created)
+if not meta[3] then call('HSET', KEYS[1], 'v', '1') end
+if tonumber(ARGV[5]) > tonumber(meta[2] or 0) then call('HSET', KEYS[1], 'maxspec', ARGV[5]) end
+emit('s', '', table.concat(records))
+-- A holder that sleeps beyond the first due time is woken; the poll backs this up.
+local first = tonumber(ARGV[4])
+for _, v in ipairs(call('HVALS', P .. 'lock')) do
+  if tonumber(sub(v, 17, 29)) > now and tonumber(sub(v, 30, 42)) > first then
+    call('SPUBLISH', P .. 'wake', ARGV[4])
+    break
+  end
+end
+return answers

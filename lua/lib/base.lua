@@ -1,0 +1,13 @@
+-- lib/base: the bucket's prefix, this call's time, and names used everywhere.
+-- ARGV[1] is the time in ms that a test injects; "" asks Redis.
+local call, sub, byte, format, floor = redis.call, string.sub, string.byte, string.format, math.floor
+local P = sub(KEYS[1], 1, -5)
+local now, stamp = tonumber(ARGV[1]), nil
+if now then
+  stamp = format('%.0f000', now)
+else
+  local t = call('TIME')
+  now = t[1] * 1000 + floor(t[2] / 1000)
+  stamp = t[1] .. format('%06d', t[2])
+end
+local now13 = format('%013.0f', now)

@@ -1,0 +1,63 @@
+-- lib/fail: what follows a failure: another try later, a hand-back, or the dead letters.
+-- One attempt in `tries` and in a dead letter: time 13, fence 8 hex, length of the holder 2, holder, length of the text 4, text
+local TRIES_MAX = 24576
+local function attempt(grant, holder, text)
+  text = sub(text, 1, 1024)
+  return now13 .. sub(grant, 1, 8) .. format('%02d', #holder) .. holder .. format('%04d', #text) .. text
+end
+local function tries_add(id, record)
+  local had = call('HGET', P .. 'tries', id) or ''
+  if #had + #record <= TRIES_MAX then had = had .. record end
+  call('HSET', P .. 'tries', id, had)
+  return had
+end
+-- The wait after the n-th failure in ms; `chance` in 0..1 takes away up to the jitter's share.
+local function wait_ms(spec, n, chance)
+  local growth, base, cap = byte(spec, 10), u32(spec, 12), u32(spec, 18)
+  local wait = base
+  if growth == 1 then wait = base * n
+  elseif growth == 2 then wait = base * (u16(spec, 16) / 100) ^ (n - 1) end
+  if not (wait < cap) then wait = base == 0 and 0 or cap end
+  return floor(wait - wait * byte(spec, 11) / 100 * chance)
+end
+local function lane_of_tier(lane, failures)
+  local d = level(lane) * 8 + (failures < 6 and failures or 6) + 1
+  return sub(lane, 1, 3) .. sub(DIGITS, d, d)
+end
+-- Sets a running task back into its lane, uncounted; it goes to the front by its due time.
+local function hand_back(id, r, spec, losses)
+  local at = at_of(id, spec)
+  call('HSET', P .. 'at', id, at_make(at.due, at.lane, sub(run_grant(r), 1, 8), at.failures, losses, at.edits))
+  lane_put(id, at.due, at.lane)
+  call('HDEL', P .. 'run', id)
+end
+-- Puts a running task among the dead letters, with its spec kept for a redrive.
+local function bury(id, r, spec, at, reason, history)
+  call('HSET', P .. 'at', id, at_make(at.due, at.lane, sub(run_grant(r), 1, 8), at.failures, run_losses(r), at.edits))
+  call('HSET', P .. 'dead:' .. id, 'reason', reason, 'at', now13, 'attempts', history)
+  call('ZADD', P .. 'dead', now, id)
+  if byte(spec, 2) % 16 ~= 0 then
+    local o = spec_options(spec)
+    if o.key then key_end(id, o) end
+    if o.deadline then call('ZREM', P .. 'timer:' .. format('%.0f', floor(o.deadline / 60000)), id) end
+  end
+  call('HDEL', P .. 'tries', id)
+  call('HDEL', P .. 'run', id)
+  remember(id .. 'D' .. sub(run_grant(r), 1, 8))
+end
+-- A counted failure. Answers 'R' with the new due time, or 'D'.
+local function fail(id, r, spec, text, reason, final, after, chance)
+  local at = at_of(id, spec)
+  local history = tries_add(id, attempt(run_grant(r), run_holder(r), text))
+  at.failures = at.failures < 255 and at.failures + 1 or 255
+  if final or at.failures > byte(spec, 9) then
+    bury(id, r, spec, at, reason, history)
+    return 'D', 0
+  end
+  local due = now + (after or wait_ms(spec, at.failures, chance))
+  local lane = lane_of_tier(at.lane, at.failures)
+  call('HSET', P .. 'at', id, at_make(due, lane, sub(run_grant(r), 1, 8), at.failures, run_losses(r), at.edits))
+  due_put(id, due, lane)
+  call('HDEL', P .. 'run', id)
+  return 'R', due
+end

@@ -1,0 +1,44 @@
+-- lib/place: puts a pending task into a due set or lane, and takes it out again.
+local SPLIT = 10000
+local function due_base(minute, lane) return minute .. (level(lane) < 2 and 'u' or '') end
+local function due_second(base, due) return base .. format('.%02d', floor(due / 1000) % 60) end
+local function due_fine(second, id) return second .. format('.%x', byte(id, 16) % 16) end
+-- The set a task belongs into now: the minute's, once that is full the second's, then one of 16.
+local function due_name(id, due, lane)
+  local name = due_base(format('%.0f', floor(due / 60000)), lane)
+  if call('ZCARD', P .. 'due:' .. name) < SPLIT then return name end
+  name = due_second(name, due)
+  if call('ZCARD', P .. 'due:' .. name) < SPLIT then return name end
+  return due_fine(name, id)
+end
+local function due_put(id, due, lane)
+  local name = due_name(id, due, lane)
+  call('ZADD', P .. 'due:' .. name, due, id .. lane)
+  call('ZADD', P .. 'agenda', floor(due / 60000), name)
+end
+local function lane_put(id, due, lane)
+  local key = P .. 'ready:' .. lane
+  if call('ZCARD', key) == 0 then call('ZADD', P .. 'ring:' .. level(lane), 'NX', 0, lane) end
+  if call('ZADD', key, due, id) == 1 then call('HINCRBY', P .. 'counts', 'ready', 1) end
+end
+-- Takes a pending task out of its place; answers where it was, or nothing.
+local function unplace(id, due, lane)
+  local base = due_base(format('%.0f', floor(due / 60000)), lane)
+  local second = due_second(base, due)
+  for _, name in ipairs({ base, second, due_fine(second, id) }) do
+    local key = P .. 'due:' .. name
+    if call('ZREM', key, id .. lane) == 1 then
+      if call('EXISTS', key) == 0 then call('ZREM', P .. 'agenda', name) end
+      return 'due:' .. name
+    end
+  end
+  local key = P .. 'ready:' .. lane
+  if call('ZREM', key, id) == 1 then
+    call('HINCRBY', P .. 'counts', 'ready', -1)
+    if call('EXISTS', key) == 0 then
+      call('ZREM', P .. 'ring:' .. level(lane), lane)
+      call('SREM', P .. 'parked', lane)
+    end
+    return 'ready:' .. lane
+  end
+end

@@ -1,0 +1,17 @@
+-- lib/run: the record of a running task.
+-- record: phase 1 (c, o, s), cancel flag 1 (- or C), bits 1 (1 keyed, 2 timer, 4 not at home), deadline 13,
+--         grant 18 (fence 8 hex, nonce 10), losses 2 hex, lane 4, holder
+local function run_phase(r) return sub(r, 1, 1) end
+local function run_cancelled(r) return sub(r, 2, 2) == 'C' end
+local function run_bits(r) return byte(r, 3) - 48 end
+local function run_deadline(r) return tonumber(sub(r, 4, 16)) end
+local function run_grant(r) return sub(r, 17, 34) end
+local function run_losses(r) return tonumber(sub(r, 35, 36), 16) end
+local function run_lane(r) return sub(r, 37, 40) end
+local function run_holder(r) return sub(r, 41) end
+-- The clock that leases and timers go by: it never runs backwards.
+local function lease_clock()
+  local seen = tonumber(call('HGET', KEYS[1], 'clock') or 0)
+  return seen > now and seen or now
+end
+local function lease_key(deadline) return P .. 'lease:' .. format('%.0f', floor(deadline / 1000) + 1) end

@@ -1,0 +1,24 @@
+-- lib/spec: reads a task's header at fixed offsets; src/model/spec.rs has the layout.
+local function u16(s, i) local a, b = byte(s, i, i + 1) return a * 256 + b end
+local function u32(s, i) local a, b, c, d = byte(s, i, i + 3) return ((a * 256 + b) * 256 + c) * 256 + d end
+local function u48(s, i) return u16(s, i) * 4294967296 + u32(s, i + 2) end
+local function spec_lane(s) return sub(s, 3, 6) end
+local function spec_due(id, s) return home(id) * 60000 + u16(s, 7) end
+-- The options: {shard, window_ms, key, plan, deadline, start_before}, each where the task has it.
+local function spec_options(s)
+  local flags, at, o = byte(s, 2), 22, {}
+  if flags % 2 >= 1 then
+    local len = u16(s, at + 5)
+    o.shard, o.window, o.key = byte(s, at), u32(s, at + 1) * 1000, sub(s, at + 7, at + 6 + len)
+    at = at + 7 + len
+  end
+  if flags % 4 >= 2 then at = at + 2 + u16(s, at) end
+  if flags % 8 >= 4 then
+    local len = byte(s, at)
+    o.plan = sub(s, at + 1, at + len)
+    at = at + 1 + len
+  end
+  if flags % 16 >= 8 then o.deadline = u48(s, at) at = at + 6 end
+  if flags % 32 >= 16 then o.start_before = u48(s, at) end
+  return o
+end

@@ -1,0 +1,42 @@
+-- member/take: an executor takes offers out of its inbox and says what it has in hand.
+-- moves   none
+-- keys    1 {namespace:x:executor}:meta   2 …:never   (the rest derives from the tag)
+-- args    1 now_ms or ""  2 free normal slots  3 free slots for urgent ones only  4 in hand (popped, not finished)
+--         5 capacity, 0 to leave  6 alive for ms  7 slots for urgent ones only
+-- gives   OK {stamp, more waiting, n hungry pods, pods, offers}
+-- bound   offers <= batch_max_rows
+-- events  none
+-- memory  allow-oom
+local most, most_urgent, hand, cap = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local offers, bytes = {}, 0
+local function pop(key, n)
+  if n <= 0 then return 0 end
+  local got = call('LPOP', key, n)
+  if not got then return 0 end
+  for _, o in ipairs(got) do
+    offers[#offers + 1] = o
+    bytes = bytes + #o
+  end
+  return #got
+end
+-- Urgent offers may use every slot, the others only normal ones.
+local urgent = pop(P .. 'urgent', most + most_urgent)
+local normal = pop(P .. 'inbox', urgent > most_urgent and most - (urgent - most_urgent) or most)
+local before = call('HGET', SLOTS, 'bytes')
+local waiting = call('LLEN', P .. 'inbox') + call('LLEN', P .. 'urgent')
+local left = waiting == 0 and 0 or (tonumber(before or 0) - bytes)
+call('HSET', SLOTS, 'hand', hand + #offers, 'bytes', left > 0 and left or 0, 'cap', cap, 'ucap', ARGV[7],
+  'till', cap == 0 and '0' or format('%013.0f', now + tonumber(ARGV[6])), 'nap', waiting == 0 and '1' or '0')
+local s = room()
+local out = { 'OK', stamp, waiting }
+if s.free > 0 then
+  out[4] = #s.hungry
+  for _, pod in ipairs(s.hungry) do
+    out[#out + 1] = pod
+    call('HDEL', SLOTS, 'h:' .. pod)
+  end
+else
+  out[4] = 0
+end
+for _, o in ipairs(offers) do out[#out + 1] = o end
+return out

@@ -1,0 +1,128 @@
+-- run/ack: outcomes of one executor's tasks are accepted, each once, under the current grant.
+-- moves   running -> succeeded | cancelled | pending (tried again) | dead
+-- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
+-- args    1 now_ms or ""  2 executor  3 "1" if sent again  4 chance 0..1  5… rows:
+--         id 16 + grant 18 + outcome 1 + lag 5 + took 5 + lag bin 2 + text
+--         outcome: S done, C cancelled, F failed, D do not retry, A after (13 digits of ms, then 1 if counted, then text)
+-- gives   OK {stamp, a letter a row: S, C, R tried again, D dead, Z stale, N known already; due of each R}
+-- bound   rows <= batch_max_rows
+-- events  ended; retried, died, cancelled
+-- memory  allow-oom
+local who, again, chance = ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
+local run, counts, n = P .. 'run', P .. 'counts', #ARGV - 4
+local lag_key = P .. 'lag:' .. format('%.0f', floor(now / 60000))
+call('XLEN', P .. 'events') call('HLEN', counts) call('HLEN', lag_key)
+local ids, letters, dues = {}, {}, {}
+for i = 1, n do ids[i] = sub(ARGV[i + 4], 1, 16) end
+local found = call('HMGET', run, unpack(ids))
+local done, homes, away, ended, recent, rares = {}, {}, {}, {}, {}, {}
+local bins, worst, succeeded, cancelled, pending, dead = {}, '-----', 0, 0, 0, 0
+local gone = {}
+for i = 1, n do
+  local row, r, id = ARGV[i + 4], found[i], ids[i]
+  local outcome = sub(row, 35, 35)
+  if not r or gone[id] or run_grant(r) ~= sub(row, 17, 34) then
+    letters[i] = 'Z'
+    if again then
+      local at = call('HGET', P .. 'at', id)
+      if at and not r and sub(at, 18, 25) >= sub(row, 17, 24) then letters[i] = 'N'
+      else
+        local ten = floor(now / 10000)
+        for t = ten, ten - 12, -1 do
+          local old = call('GET', P .. 'recent:' .. format('%.0f', t))
+          local hit = old and string.find(old, id, 1, true)
+          if hit then
+            if sub(old, hit + 17, hit + 24) == sub(row, 17, 24) then letters[i] = 'N' end
+            break
+          end
+        end
+      end
+    end
+  else
+    gone[id] = true
+    local flagged, bits = run_cancelled(r), run_bits(r)
+    local lag = sub(row, 36, 40)
+    if sub(row, 46, 47) ~= 'zz' then
+      local bin = sub(row, 46, 47)
+      bins[bin] = (bins[bin] or 0) + 1
+      if lag > worst then worst = lag end
+    end
+    local final = (outcome == 'S' and not flagged) and 'S' or ((outcome == 'C' or flagged) and 'C') or nil
+    if final then
+      if bits == 0 then
+        local m = sub(id, 1, 5)
+        local h = homes[m]
+        if not h then
+          h = {}
+          homes[m] = h
+        end
+        h[#h + 1] = id
+        recent[#recent + 1] = id .. final .. sub(row, 17, 24)
+        done[#done + 1] = id
+      else
+        local spec = call('HGET', P .. 'task:' .. home(id), id)
+        if spec then finish(id, spec, final, sub(row, 17, 24)) end
+        done[#done + 1] = id
+      end
+      ended[#ended + 1] = sub(row, 1, 34) .. final .. sub(row, 36, 45)
+      letters[i] = final
+      if final == 'S' then succeeded = succeeded + 1 else cancelled = cancelled + 1 end
+    else
+      local spec = call('HGET', P .. 'task:' .. home(id), id)
+      if not spec then
+        call('HDEL', run, id)
+        dead = dead + 0
+        rares[#rares + 1] = rare(id, run_grant(r), 'F', 0, 'running without a spec: dropped')
+        call('HINCRBY', counts, 'deleted', 1)
+        letters[i] = 'Z'
+        pending = pending + 0
+        away[#away + 1] = id
+      elseif outcome == 'A' and sub(row, 61, 61) == '0' then
+        local at = at_of(id, spec)
+        local due = now + tonumber(sub(row, 48, 60))
+        call('HSET', P .. 'at', id, at_make(due, at.lane, sub(row, 17, 24), at.failures, run_losses(r), at.edits))
+        due_put(id, due, at.lane)
+        call('HDEL', run, id)
+        pending = pending + 1
+        letters[i] = 'R'
+        dues[#dues + 1] = due
+        rares[#rares + 1] = rare(id, run_grant(r), 'R', due, 'asked to be tried again, uncounted: ' .. sub(row, 62))
+      else
+        local text, after = sub(row, 48), nil
+        if outcome == 'A' then text, after = sub(row, 62), tonumber(sub(row, 48, 60)) end
+        local held = sub(r, 1, 40) .. who
+        local to, due = fail(id, held, spec, text, outcome == 'D' and 'fatal' or 'handler_error', outcome == 'D', after, chance)
+        letters[i] = to
+        if to == 'R' then
+          pending = pending + 1
+          dues[#dues + 1] = due
+        else
+          dead = dead + 1
+        end
+        rares[#rares + 1] = rare(id, run_grant(r), to, due, text)
+      end
+    end
+  end
+end
+for m, h in pairs(homes) do call('HDEL', P .. 'task:' .. home(m), unpack(h)) end
+if #done > 0 then call('HDEL', run, unpack(done)) end
+if #recent > 0 then remember(table.concat(recent)) end
+local left = succeeded + cancelled + pending + dead + #away
+if left > 0 then
+  call('HINCRBY', counts, 'running', -left)
+  if succeeded > 0 then call('HINCRBY', counts, 'succeeded', succeeded) end
+  if cancelled > 0 then call('HINCRBY', counts, 'cancelled', cancelled) end
+  if pending > 0 then call('HINCRBY', counts, 'pending', pending) end
+  if dead > 0 then call('HINCRBY', counts, 'dead', dead) end
+  local fresh = nil
+  for bin, c in pairs(bins) do
+    fresh = call('HINCRBY', lag_key, bin, c) == c or fresh
+  end
+  if fresh ~= nil then
+    if fresh then call('EXPIRE', lag_key, 600) end
+    if worst > (call('HGET', lag_key, 'max') or '') then call('HSET', lag_key, 'max', worst) end
+  end
+  if #ended > 0 then emit('e', who, table.concat(ended)) end
+  if #rares > 0 then emit('v', who, table.concat(rares)) end
+end
+return { 'OK', stamp, table.concat(letters), unpack(dues) }

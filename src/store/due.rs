@@ -1,0 +1,284 @@
+//! Claiming what is due, and giving it back: `lua/due/`.
+
+use super::intake::clip;
+use super::script;
+use super::space::Space;
+use super::StoreError;
+use crate::limits;
+use crate::model::{Bucket, Grant, LaneCode, Nonce, TaskId, UnixMs, digits};
+use bytes::Bytes;
+
+/// How much of one queue (with its labels) may be claimed now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quota {
+    /// Nobody serves it, or it is held: its lanes stand aside.
+    Closed,
+    /// So many tasks of all priorities, and so many of P2 to P5.
+    Open {
+        /// Tasks of any priority.
+        any: u32,
+        /// Tasks of P2 to P5, which may not use the urgent pool.
+        normal: u32,
+    },
+}
+
+/// What one claim asks for.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// The pod's id, at most 32 bytes.
+    pub pod: String,
+    /// The pod's permit for this bucket: 16 characters, new for each time it takes the bucket.
+    pub permit: [u8; 16],
+    /// This call: the same after a lost reply, new otherwise.
+    pub call: [u8; 16],
+    /// Chance for the grants of this call.
+    pub nonce: Nonce,
+    /// Most tasks, at most [`limits::BATCH_MAX_ROWS`]; 0 only keeps the permit and reaps.
+    pub limit: u32,
+    /// Most tasks of P2 to P5.
+    pub normal_limit: u32,
+    /// Most bytes of specs.
+    pub max_bytes: usize,
+    /// Pods that may hold the bucket.
+    pub holders: u8,
+    /// How long the permit lasts.
+    pub lock_ms: i64,
+    /// How long a grant lasts without a start.
+    pub dispatch_ms: i64,
+    /// How long reaping pauses after a leap of the clock.
+    pub lease_ms: i64,
+    /// Redis's time as the caller's monotonic clock expects it; nothing when it has no idea.
+    pub expected_now: Option<UnixMs>,
+    /// Shares of P0 to P5.
+    pub weights: [u32; 6],
+    /// Quota of queues that are not listed.
+    pub default_quota: Quota,
+    /// Queues with another quota; at most [`limits::QUOTAS_MAX`].
+    pub quotas: Vec<(u32, Quota)>,
+    /// Bytes of events this bucket may keep.
+    pub events_max_bytes: usize,
+    /// Age at which dead letters go.
+    pub dead_keep_ms: i64,
+    /// Dead letters this bucket may keep.
+    pub dead_keep_rows: usize,
+}
+
+impl Claim {
+    /// A claim with the default limits.
+    pub fn new(pod: &str, permit: [u8; 16]) -> Self {
+        Self {
+            pod: pod.to_owned(),
+            permit,
+            call: random_16(),
+            nonce: Nonce::new(fastrand::u64(..)),
+            limit: 500,
+            normal_limit: 500,
+            max_bytes: limits::BATCH_MAX_BYTES,
+            holders: 1,
+            lock_ms: limits::LOCK_MS,
+            dispatch_ms: limits::DISPATCH_TIMEOUT_MS,
+            lease_ms: limits::LEASE_MS,
+            expected_now: None,
+            weights: crate::model::Priority::WEIGHTS,
+            default_quota: Quota::Open { any: 1_000, normal: 1_000 },
+            quotas: Vec::new(),
+            events_max_bytes: limits::EVENTS_MAX_BYTES / usize::from(limits::KEY_BUCKETS_DEFAULT),
+            dead_keep_ms: limits::DEAD_KEEP_MS,
+            dead_keep_rows: limits::DEAD_KEEP_ROWS / usize::from(limits::KEY_BUCKETS_DEFAULT),
+        }
+    }
+
+    /// The same claim as a new call.
+    pub fn again(&mut self) {
+        self.call = random_16();
+        self.nonce = Nonce::new(fastrand::u64(..));
+    }
+
+    /// Tells two sets of closed queues apart; the script looks at lanes that stand aside only when it changes.
+    fn signature(&self) -> u64 {
+        let closed = |quota: &Quota| *quota == Quota::Closed;
+        let mut text: Vec<u8> = vec![u8::from(closed(&self.default_quota))];
+        for (group, quota) in &self.quotas {
+            if closed(quota) != closed(&self.default_quota) {
+                text.extend_from_slice(&group.to_be_bytes());
+            }
+        }
+        xxhash_rust::xxh3::xxh3_64(&text) >> 12
+    }
+}
+
+/// Sixteen characters of chance: a permit or the name of a call.
+pub fn random_16() -> [u8; 16] {
+    let mut out = [0; 16];
+    digits::write(&mut out, fastrand::u128(..));
+    out
+}
+
+/// A task granted to a pod.
+#[derive(Debug, Clone)]
+pub struct Granted {
+    /// The task.
+    pub id: TaskId,
+    /// Its grant.
+    pub grant: Grant,
+    /// Its lane now.
+    pub lane: LaneCode,
+    /// When it was due, retries and moves counted in.
+    pub due: UnixMs,
+    /// How often it has failed.
+    pub failures: u32,
+    /// Its spec, encoded.
+    pub spec: Bytes,
+}
+
+/// What a claim brought.
+#[derive(Debug, Clone)]
+pub enum ClaimAnswer {
+    /// The pod holds the bucket.
+    Held(Claimed),
+    /// Others do, the first of them until then.
+    NotHolder {
+        /// When the first permit of the others ends.
+        until: UnixMs,
+    },
+}
+
+/// What a claim of a held bucket brought.
+#[derive(Debug, Clone)]
+pub struct Claimed {
+    /// Redis's time.
+    pub now: UnixMs,
+    /// When the next task is due; nothing when none is waiting, or when something ripe is left.
+    pub next_due: Option<UnixMs>,
+    /// Ripe tasks left that the quotas would allow, at least.
+    pub backlog: u64,
+    /// Leases that had lapsed.
+    pub reaped: u32,
+    /// How far Redis's clock was from the expected time, where that was over 5 s.
+    pub leap_ms: i64,
+    /// The tasks.
+    pub tasks: Vec<Granted>,
+}
+
+const HEAD_LEN: usize = 53;
+
+/// Claims what is due in a bucket, taking or renewing the pod's permit for it.
+///
+/// Repeated with the same [`Claim::call`], it answers what that call was granted and still holds.
+pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<ClaimAnswer, StoreError> {
+    let mut args = space.args(32 + claim.quotas.len() * 3, 512 + claim.quotas.len() * 16);
+    args.bytes(clip(&claim.pod, 32)).bytes(&claim.permit).bytes(&claim.call).bytes(claim.nonce.as_bytes());
+    args.number(claim.limit.min(limits::BATCH_MAX_ROWS as u32)).number(claim.normal_limit.min(claim.limit));
+    args.number(claim.max_bytes).number(claim.holders.max(1));
+    args.number(claim.lock_ms).number(claim.dispatch_ms).number(claim.lease_ms);
+    match claim.expected_now {
+        Some(now) => args.number(now.0),
+        None => args.bytes(b""),
+    };
+    args.number(fastrand::f64());
+    args.number(claim.events_max_bytes).number(claim.dead_keep_ms).number(claim.dead_keep_rows);
+    for weight in claim.weights {
+        args.number(weight.max(1));
+    }
+    let pair = |quota: Quota| match quota {
+        Quota::Closed => (-1, -1),
+        Quota::Open { any, normal } => (i64::from(any), i64::from(normal)),
+    };
+    let (any, normal) = pair(claim.default_quota);
+    let quotas = &claim.quotas[..claim.quotas.len().min(limits::QUOTAS_MAX)];
+    args.number(any).number(normal).number(claim.signature()).number(quotas.len());
+    for (group, quota) in quotas {
+        let mut code = [0; 3];
+        digits::write(&mut code, u128::from(*group));
+        let (any, normal) = pair(*quota);
+        args.bytes(&code).number(any).number(normal);
+    }
+    let answer = space.call(&script::CLAIM, space.guard(bucket), args).await?;
+    let now = UnixMs(answer.now_ms());
+    if &answer.word[..] == b"NOT_HOLDER" {
+        let until = answer.fields_after_word()?.int("until")?;
+        return Ok(ClaimAnswer::NotHolder { until: UnixMs(until) });
+    }
+    let mut fields = answer.ok()?;
+    let next_due = fields.int("next due")?;
+    let backlog = fields.int("backlog")?;
+    let reaped = fields.int("reaped")?;
+    let leap_ms = fields.int("leap")?;
+    let mut tasks = Vec::with_capacity(fields.left() / 2);
+    while fields.left() > 0 {
+        let head = fields.bytes("a grant")?;
+        let spec = fields.bytes("a spec")?;
+        tasks.push(read_head(&head, spec).ok_or_else(|| fields.bad("a grant has the wrong form"))?);
+    }
+    Ok(ClaimAnswer::Held(Claimed {
+        now,
+        next_due: (next_due >= 0).then_some(UnixMs(next_due)),
+        backlog: u64::try_from(backlog).unwrap_or(0),
+        reaped: u32::try_from(reaped).unwrap_or(0),
+        leap_ms,
+        tasks,
+    }))
+}
+
+fn read_head(head: &[u8], spec: Bytes) -> Option<Granted> {
+    if head.len() != HEAD_LEN {
+        return None;
+    }
+    let decimal = |text: &[u8]| std::str::from_utf8(text).ok()?.parse::<i64>().ok();
+    let hex = |text: &[u8]| u32::from_str_radix(std::str::from_utf8(text).ok()?, 16).ok();
+    Some(Granted {
+        id: TaskId::from_bytes(&head[..16])?,
+        lane: LaneCode::from_bytes(&head[16..20])?,
+        grant: Grant::from_bytes(&head[20..38])?,
+        due: UnixMs(decimal(&head[38..51])?),
+        failures: hex(&head[51..53])?,
+        spec,
+    })
+}
+
+/// What became of a task that was given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReleaseAnswer {
+    /// It is pending again, at its old place by due time.
+    HandedBack,
+    /// Someone had cancelled it meanwhile; it ended.
+    Cancelled,
+    /// The grant is no longer current.
+    Stale,
+}
+
+/// Gives granted tasks of one bucket back, uncounted. At most [`limits::BATCH_MAX_ROWS`].
+pub async fn release(
+    space: &Space,
+    bucket: Bucket,
+    who: &str,
+    cause: &str,
+    rows: &[(TaskId, Grant)],
+) -> Result<Vec<ReleaseAnswer>, StoreError> {
+    let mut args = space.args(3 + rows.len(), 64 + cause.len() + rows.len() * 34);
+    args.bytes(clip(who, 99)).bytes(clip(cause, limits::ERROR_TAIL_MAX_BYTES));
+    for (id, grant) in rows {
+        args.joined(&[id.as_bytes(), grant.as_bytes()]);
+    }
+    let mut fields = space.call(&script::RELEASE, space.guard(bucket), args).await?.ok()?;
+    let letters = fields.bytes("letters")?;
+    if letters.len() != rows.len() {
+        return Err(fields.bad("not one letter a row"));
+    }
+    Ok(letters
+        .iter()
+        .map(|letter| match letter {
+            b'H' => ReleaseAnswer::HandedBack,
+            b'C' => ReleaseAnswer::Cancelled,
+            _ => ReleaseAnswer::Stale,
+        })
+        .collect())
+}
+
+/// Lets go of a bucket, so that another pod may take it at once.
+pub async fn yield_bucket(space: &Space, bucket: Bucket, pod: &str, permit: &[u8; 16]) -> Result<(), StoreError> {
+    let mut args = space.args(3, 64);
+    args.bytes(clip(pod, 32)).bytes(permit);
+    space.call(&script::YIELD, space.guard(bucket), args).await?.ok()?;
+    Ok(())
+}

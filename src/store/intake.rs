@@ -1,0 +1,257 @@
+//! Submitting, cancelling and moving pending tasks: `lua/intake/`.
+
+use super::script;
+use super::space::Space;
+use super::{Reply, StoreError};
+use crate::limits;
+use crate::model::spec::Spec;
+use crate::model::{Bucket, Priority, State, TaskId, UnixMs, digits, spec};
+use bytes::Bytes;
+
+/// A task ready to be sent: all of a call's rows are of one bucket.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// Its id.
+    pub id: TaskId,
+    /// What it is; `due` lies in the id's home minute.
+    pub spec: Spec,
+    /// `spec`, encoded.
+    pub bytes: Bytes,
+}
+
+impl Row {
+    /// Encodes a spec that [`Spec::check`] passed, under an id whose home minute is that of its due time.
+    pub fn new(id: TaskId, spec: Spec) -> Self {
+        let bytes = spec.encode();
+        Self { id, spec, bytes }
+    }
+}
+
+/// What became of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowAnswer {
+    /// It is pending now.
+    Created,
+    /// A task with this key, or this very row from an earlier sending, stands under this id.
+    Duplicate(TaskId),
+    /// Sent again too late to tell whether the first sending arrived; nothing was written.
+    FateUnknown,
+}
+
+/// What became of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SubmitAnswer {
+    /// An answer for each row, in order, and the server's time.
+    Rows {
+        /// The answers.
+        answers: Vec<RowAnswer>,
+        /// Redis's time of the call.
+        now: UnixMs,
+    },
+    /// The bucket takes no new tasks: read the spread anew and choose another.
+    SpreadChanged,
+}
+
+/// How a call is sent.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sending {
+    /// Ms since these rows were first sent; nothing for the first sending.
+    pub again_after_ms: Option<i64>,
+    /// Whether the bucket was chosen by the spread, so that a closed one refuses.
+    pub by_spread: bool,
+}
+
+/// Makes rows of one bucket pending. At most [`limits::BATCH_MAX_ROWS`] rows; they are put in order of due time.
+///
+/// Safe to repeat with [`Sending::again_after_ms`]: what stands is answered, nothing is made twice.
+pub async fn submit(
+    space: &Space,
+    bucket: Bucket,
+    rows: &[Row],
+    sending: Sending,
+) -> Result<SubmitAnswer, StoreError> {
+    if rows.is_empty() {
+        return Ok(SubmitAnswer::Rows { answers: Vec::new(), now: UnixMs(space.clock().now_ms()) });
+    }
+    debug_assert!(rows.len() <= limits::BATCH_MAX_ROWS);
+    debug_assert!(rows.iter().all(|row| row.id.bucket() == bucket && row.id.home() == row.spec.due.minute()));
+    // Rows by minute and urgency: each such group goes into one hash and one due set.
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    let group_of = |row: &Row| (row.spec.due.minute(), !row.spec.lane.priority().is_urgent());
+    order.sort_by_key(|at| (group_of(&rows[*at]), rows[*at].spec.due));
+    let groups: Vec<&[usize]> = order.chunk_by(|a, b| group_of(&rows[*a]) == group_of(&rows[*b])).collect();
+
+    let mut shards: [Vec<usize>; spec::KEY_SHARDS as usize] = Default::default();
+    let mut timers = Vec::new();
+    let (mut first, mut largest) = (i64::MAX, 0);
+    for (place, at) in order.iter().enumerate() {
+        let row = &rows[*at];
+        first = first.min(row.spec.due.0);
+        largest = largest.max(row.bytes.len());
+        if let Some(key) = row.spec.scoped_key() {
+            shards[usize::from(spec::Key::shard(&key))].push(place);
+        }
+        if let Some(deadline) = row.spec.deadline {
+            timers.push((place, deadline));
+        }
+    }
+    let used = shards.iter().filter(|rows| !rows.is_empty()).count();
+
+    let mut args = space.args(16 + rows.len() * 4, 256 + rows.len() * 80);
+    match sending.again_after_ms {
+        Some(ms) => args.number(ms.max(0)),
+        None => args.bytes(b""),
+    };
+    args.bytes(if sending.by_spread { b"1" } else { b"0" });
+    args.number(first).number(largest).number(groups.len()).number(used).number(timers.len());
+    for group in &groups {
+        let head = &rows[group[0]];
+        args.number(head.spec.due.minute());
+        args.bytes(if head.spec.lane.priority().is_urgent() { b"u" } else { b"" });
+        args.number(group.len());
+        for at in *group {
+            let row = &rows[*at];
+            let mut offset = [0; 3];
+            digits::write(&mut offset, u128::from(row.spec.due.offset_ms()));
+            args.raw(row.id.as_bytes()).raw(row.spec.lane.as_bytes()).raw(&offset);
+        }
+        args.cut();
+        for at in *group {
+            let row = &rows[*at];
+            args.number(row.spec.due.0).joined(&[row.id.as_bytes(), row.spec.lane.as_bytes()]);
+        }
+        for at in *group {
+            let row = &rows[*at];
+            args.bytes(row.id.as_bytes()).shared(row.bytes.clone());
+        }
+    }
+    for (shard, places) in shards.iter().enumerate().filter(|(_, places)| !places.is_empty()) {
+        args.number(shard).number(places.len());
+        for place in places {
+            args.shared(rows[order[*place]].spec.scoped_key().unwrap_or_default());
+        }
+        for place in places {
+            args.number(place + 1);
+        }
+    }
+    for (place, deadline) in timers {
+        args.number(place + 1).number(deadline.minute()).number(deadline.0);
+    }
+
+    let answer = space.call(&script::SUBMIT, space.guard(bucket), args).await?;
+    let now = UnixMs(answer.now_ms());
+    if &answer.word[..] == b"SPREAD_CHANGED" {
+        return Ok(SubmitAnswer::SpreadChanged);
+    }
+    let mut fields = answer.ok()?;
+    let mut answers = vec![RowAnswer::Created; rows.len()];
+    while fields.left() > 0 {
+        let place = usize::try_from(fields.int("row")?).unwrap_or(0);
+        let code = fields.bytes("code")?;
+        let id = fields.bytes("id")?;
+        let at = place.checked_sub(1).and_then(|place| order.get(place));
+        let at = *at.ok_or_else(|| fields.bad(format!("row {place} was not sent")))?;
+        answers[at] = match &code[..] {
+            b"DUPLICATE" => {
+                let id = TaskId::from_bytes(&id).ok_or_else(|| fields.bad("bad id"))?;
+                // The very row that was sent before: it was created then.
+                if id == rows[at].id { RowAnswer::Created } else { RowAnswer::Duplicate(id) }
+            }
+            b"FATE_UNKNOWN" => RowAnswer::FateUnknown,
+            other => return Err(fields.bad(format!("unknown code {}", String::from_utf8_lossy(other)))),
+        };
+    }
+    Ok(SubmitAnswer::Rows { answers, now })
+}
+
+/// What became of a wish to cancel or move a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WishAnswer {
+    /// Done: it was pending.
+    Done,
+    /// It is running; a cancel was noted there, and its holder may be told.
+    Running {
+        /// Pod or executor that holds it.
+        holder: String,
+    },
+    /// It is a dead letter.
+    Dead,
+    /// It had ended already.
+    Ended(State),
+    /// Nothing is known of it.
+    Unknown,
+}
+
+fn wish(letter: u8) -> Option<WishAnswer> {
+    match letter {
+        b'P' => Some(WishAnswer::Done),
+        b'R' => Some(WishAnswer::Running { holder: String::new() }),
+        b'D' => Some(WishAnswer::Dead),
+        b'?' => Some(WishAnswer::Unknown),
+        other => State::from_letter(char::from(other)).map(WishAnswer::Ended),
+    }
+}
+
+/// Cancels tasks of one bucket; `who` and `cause` go into their history. At most [`limits::BATCH_MAX_ROWS`].
+///
+/// Repeated, it answers `Ended(Cancelled)` for what it cancelled before.
+pub async fn cancel(
+    space: &Space,
+    bucket: Bucket,
+    who: &str,
+    cause: &str,
+    ids: &[TaskId],
+) -> Result<Vec<WishAnswer>, StoreError> {
+    let mut args = space.args(3 + ids.len(), 64 + cause.len() + ids.len() * TaskId::LEN);
+    args.bytes(clip(who, 99)).bytes(clip(cause, limits::ERROR_TAIL_MAX_BYTES));
+    for id in ids {
+        args.bytes(id.as_bytes());
+    }
+    let mut fields = space.call(&script::CANCEL, space.guard(bucket), args).await?.ok()?;
+    let letters = fields.bytes("letters")?;
+    let mut out = Vec::with_capacity(ids.len());
+    for letter in letters.iter() {
+        out.push(match letter {
+            // The script says C both for what it cancelled now and for what was cancelled before;
+            // either way the task is cancelled and did not run.
+            b'C' => WishAnswer::Done,
+            b'A' => WishAnswer::Running { holder: fields.text("holder")? },
+            other => wish(*other).ok_or_else(|| fields.bad(format!("unknown letter {other}")))?,
+        });
+    }
+    if out.len() == ids.len() { Ok(out) } else { Err(fields.bad("not one letter an id")) }
+}
+
+/// Gives a pending task another due time.
+pub async fn reschedule(space: &Space, who: &str, id: TaskId, due: UnixMs) -> Result<WishAnswer, StoreError> {
+    let mut args = space.args(4, 128);
+    args.bytes(clip(who, 99)).bytes(id.as_bytes()).number(due.0);
+    one_wish(space.call(&script::RESCHEDULE, space.guard(id.bucket()), args).await?)
+}
+
+/// Gives a pending task another priority.
+pub async fn reprioritize(
+    space: &Space,
+    who: &str,
+    id: TaskId,
+    priority: Priority,
+) -> Result<WishAnswer, StoreError> {
+    let mut args = space.args(4, 128);
+    args.bytes(clip(who, 99)).bytes(id.as_bytes()).number(priority.level());
+    one_wish(space.call(&script::REPRIORITIZE, space.guard(id.bucket()), args).await?)
+}
+
+fn one_wish(answer: super::space::Answer) -> Result<WishAnswer, StoreError> {
+    let mut fields = answer.ok()?;
+    let reply = fields.next("a letter")?;
+    match &reply {
+        Reply::Bytes(letter) if letter.len() == 1 => wish(letter[0]),
+        _ => None,
+    }
+    .ok_or_else(|| fields.bad("expected one letter"))
+}
+
+/// At most `max` bytes of a text, cut between characters.
+pub(super) fn clip(text: &str, max: usize) -> &[u8] {
+    &text.as_bytes()[..text.floor_char_boundary(max)]
+}

@@ -1,0 +1,376 @@
+//! Who lives, and the executors' inboxes: `lua/member/`.
+
+use super::intake::clip;
+use super::script;
+use super::space::Space;
+use super::subscribe::Subscription;
+use super::StoreError;
+use crate::keys::Guard;
+use crate::limits;
+use crate::model::{Grant, TaskId, UnixMs};
+use bytes::{BufMut, Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
+
+/// How long a pod's reservation of room lasts without being used.
+pub const RESERVATION_MS: i64 = 5_000;
+
+/// An executor as it reports itself.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ExecutorRecord {
+    /// Instance id, unique, at most 32 bytes.
+    pub id: String,
+    /// Name; may repeat.
+    pub name: String,
+    /// Queues it serves; `*` is every queue.
+    pub queues: Vec<String>,
+    /// Labels it has.
+    pub labels: Vec<String>,
+    /// Tasks it runs at once.
+    pub slots: u32,
+    /// Further slots that only P0 and P1 may use.
+    pub urgent_slots: u32,
+    /// Most tasks in its inbox and in hand: slots and what it fetches ahead.
+    pub capacity: u32,
+    /// Its version.
+    pub version: String,
+    /// Host it runs on.
+    pub host: String,
+    /// Process id there.
+    pub pid: u32,
+    /// Estimated work in hand, in ms.
+    pub load_ms: f64,
+    /// Tasks in hand.
+    pub busy: u32,
+    /// Whether it takes nothing new.
+    pub draining: bool,
+    /// Whether it keeps a journal.
+    pub journal: bool,
+    /// Its clock's distance to Redis's, in µs.
+    pub clock_offset_us: i64,
+    /// Moving average of run times by queue, in ms.
+    pub averages: Vec<(String, f64)>,
+}
+
+/// A pod as it reports itself.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodRecord {
+    /// Instance id, unique, at most 32 bytes.
+    pub id: String,
+    /// Its version.
+    pub version: String,
+    /// Host it runs on.
+    pub host: String,
+    /// Process id there.
+    pub pid: u32,
+    /// Address of its HTTP door.
+    pub listen: String,
+    /// Buckets it holds.
+    pub buckets: Vec<u16>,
+    /// Whether it claims nothing new.
+    pub draining: bool,
+}
+
+fn registry(space: &Space, room: &str) -> Guard {
+    Guard::room(space.namespace(), room)
+}
+
+async fn beat<T: Serialize + for<'de> Deserialize<'de>>(
+    space: &Space,
+    room: &str,
+    me: Option<(&str, &T)>,
+    list: bool,
+) -> Result<Vec<T>, StoreError> {
+    let mut args = space.args(5, 1_024);
+    match me {
+        Some((id, record)) => {
+            let bytes = rmp_serde::to_vec_named(record).map_err(|error| StoreError::BadReply {
+                script: script::BEAT.name,
+                what: format!("own record: {error}"),
+            })?;
+            args.bytes(clip(id, 32)).shared(bytes.into());
+        }
+        None => {
+            args.bytes(b"").bytes(b"");
+        }
+    }
+    args.number(limits::LOST_AFTER_MS).bytes(if list { b"1" } else { b"" });
+    let mut fields = space.call(&script::BEAT, &registry(space, room), args).await?.ok()?;
+    let mut out = Vec::with_capacity(fields.left() / 2);
+    while fields.left() > 0 {
+        fields.bytes("id")?;
+        let record = fields.bytes("record")?;
+        // A record of another version that cannot be read is one this process cannot use.
+        if let Ok(record) = rmp_serde::from_slice(&record) {
+            out.push(record);
+        }
+    }
+    Ok(out)
+}
+
+/// A pod says that it lives; answers all live pods.
+pub async fn beat_pod(space: &Space, pod: &PodRecord) -> Result<Vec<PodRecord>, StoreError> {
+    beat(space, "pods", Some((&pod.id, pod)), true).await
+}
+
+/// An executor says that it lives, and keeps its inbox open.
+pub async fn beat_executor(space: &Space, executor: &ExecutorRecord) -> Result<(), StoreError> {
+    beat(space, "executors", Some((&executor.id, executor)), false).await?;
+    let mut args = space.args(4, 64);
+    let capacity = if executor.draining { 0 } else { executor.capacity };
+    args.number(capacity).number(limits::LOST_AFTER_MS).number(executor.urgent_slots);
+    space.call(&script::INBOX, &inbox_guard(space, &executor.id), args).await?.ok()?;
+    Ok(())
+}
+
+/// All live pods.
+pub async fn pods(space: &Space) -> Result<Vec<PodRecord>, StoreError> {
+    beat(space, "pods", None, true).await
+}
+
+/// All live executors.
+pub async fn executors(space: &Space) -> Result<Vec<ExecutorRecord>, StoreError> {
+    beat(space, "executors", None, true).await
+}
+
+async fn leave(space: &Space, room: &str, id: &str) -> Result<(), StoreError> {
+    let mut args = space.args(2, 64);
+    args.bytes(clip(id, 32));
+    space.call(&script::LEAVE, &registry(space, room), args).await?.ok()?;
+    Ok(())
+}
+
+/// A pod goes in order.
+pub async fn leave_pod(space: &Space, id: &str) -> Result<(), StoreError> {
+    leave(space, "pods", id).await
+}
+
+/// An executor goes in order: its inbox is closed, and what was still in it is answered, to be handed back.
+pub async fn leave_executor(space: &Space, id: &str) -> Result<Vec<Offer>, StoreError> {
+    leave(space, "executors", id).await?;
+    drain_inbox(space, id).await
+}
+
+/// Closes an executor's inbox and empties it.
+pub async fn drain_inbox(space: &Space, id: &str) -> Result<Vec<Offer>, StoreError> {
+    let mut offers = Vec::new();
+    loop {
+        let most = limits::BATCH_MAX_ROWS as u32;
+        let taken = take(space, id, Take { normal: most, urgent: 0, in_hand: 0, capacity: 0, urgent_slots: 0 }).await?;
+        offers.extend(taken.offers);
+        if taken.waiting == 0 {
+            return Ok(offers);
+        }
+    }
+}
+
+fn inbox_guard(space: &Space, executor: &str) -> Guard {
+    Guard::room(space.namespace(), &format!("x:{executor}"))
+}
+
+/// A granted task on its way to an executor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Offer {
+    /// The task.
+    pub id: TaskId,
+    /// Its grant.
+    pub grant: Grant,
+    /// Code of its queue and labels.
+    pub group: u32,
+    /// Whether it is of P0 or P1.
+    pub urgent: bool,
+    /// When it was due.
+    pub due: UnixMs,
+    /// Which try this is, from 1.
+    pub attempt: u32,
+    /// After this instant its handler may only run once a start was accepted.
+    pub not_after: UnixMs,
+    /// Its spec, encoded.
+    pub spec: Bytes,
+}
+
+const OFFER_VERSION: u8 = 1;
+const OFFER_HEAD: usize = 1 + 16 + 18 + 4 + 1 + 8 + 4 + 8;
+
+impl Offer {
+    /// Writes an offer: version, id, grant, group, urgent, due, attempt, not-after, spec.
+    pub fn encode(&self) -> Bytes {
+        let mut out = BytesMut::with_capacity(OFFER_HEAD + self.spec.len());
+        out.put_u8(OFFER_VERSION);
+        out.extend_from_slice(self.id.as_bytes());
+        out.extend_from_slice(self.grant.as_bytes());
+        out.put_u32(self.group);
+        out.put_u8(u8::from(self.urgent));
+        out.put_i64(self.due.0);
+        out.put_u32(self.attempt);
+        out.put_i64(self.not_after.0);
+        out.extend_from_slice(&self.spec);
+        out.freeze()
+    }
+
+    /// Reads an offer; the spec is a slice of `bytes`.
+    pub fn decode(bytes: &Bytes) -> Option<Self> {
+        if bytes.len() < OFFER_HEAD || bytes[0] != OFFER_VERSION {
+            return None;
+        }
+        let word = |at: usize| bytes[at..at + 4].iter().fold(0u32, |v, b| (v << 8) | u32::from(*b));
+        let long = |at: usize| bytes[at..at + 8].iter().fold(0i64, |v, b| (v << 8) | i64::from(*b));
+        Some(Self {
+            id: TaskId::from_bytes(&bytes[1..17])?,
+            grant: Grant::from_bytes(&bytes[17..35])?,
+            group: word(35),
+            urgent: bytes[39] != 0,
+            due: UnixMs(long(40)),
+            attempt: word(48),
+            not_after: UnixMs(long(52)),
+            spec: bytes.slice(OFFER_HEAD..),
+        })
+    }
+}
+
+/// What became of offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OfferAnswer {
+    /// So many of them fitted, from the front of each kind.
+    Accepted {
+        /// Urgent ones accepted.
+        urgent: usize,
+        /// Others accepted.
+        normal: usize,
+        /// Room reserved for this pod from now on.
+        reserved: u32,
+    },
+    /// The executor is lost or leaves; none was accepted.
+    Gone,
+}
+
+/// Puts offers into an executor's inbox, urgent ones and others, and reserves room for `want` more.
+pub async fn offer(
+    space: &Space,
+    pod: &str,
+    executor: &str,
+    urgent: &[Bytes],
+    normal: &[Bytes],
+    want: u32,
+) -> Result<OfferAnswer, StoreError> {
+    let mut args = space.args(6 + urgent.len() + normal.len(), 128);
+    args.bytes(clip(pod, 32)).number(want).number(RESERVATION_MS).number(limits::INBOX_MAX_BYTES);
+    args.number(urgent.len());
+    for offer in urgent.iter().chain(normal) {
+        args.shared(offer.clone());
+    }
+    let answer = space.call(&script::OFFER, &inbox_guard(space, executor), args).await?;
+    if &answer.word[..] == b"GONE" {
+        return Ok(OfferAnswer::Gone);
+    }
+    let mut fields = answer.ok()?;
+    let mut count = |name| Ok::<_, StoreError>(usize::try_from(fields.int(name)?).unwrap_or(0));
+    let (urgent, normal, reserved) = (count("urgent")?, count("normal")?, count("reserved")?);
+    Ok(OfferAnswer::Accepted { urgent, normal, reserved: u32::try_from(reserved).unwrap_or(0) })
+}
+
+/// What an executor asks of its inbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Take {
+    /// Free slots that every priority may use.
+    pub normal: u32,
+    /// Free slots that only P0 and P1 may use.
+    pub urgent: u32,
+    /// Tasks popped and not finished.
+    pub in_hand: u32,
+    /// Most tasks in inbox and hand; 0 closes the inbox.
+    pub capacity: u32,
+    /// Slots that only P0 and P1 may use.
+    pub urgent_slots: u32,
+}
+
+/// What came out of an inbox.
+#[derive(Debug, Clone)]
+pub struct Taken {
+    /// Redis's time.
+    pub now_us: i64,
+    /// The offers, urgent ones first.
+    pub offers: Vec<Offer>,
+    /// Offers still in the inbox.
+    pub waiting: u32,
+    /// Pods that wait for room here.
+    pub hungry: Vec<String>,
+}
+
+/// Takes offers out of the own inbox and says what is in hand.
+pub async fn take(space: &Space, executor: &str, ask: Take) -> Result<Taken, StoreError> {
+    let mut args = space.args(7, 96);
+    args.number(ask.normal.min(limits::BATCH_MAX_ROWS as u32)).number(ask.urgent.min(limits::BATCH_MAX_ROWS as u32));
+    args.number(ask.in_hand).number(ask.capacity).number(limits::LOST_AFTER_MS).number(ask.urgent_slots);
+    let answer = space.call(&script::TAKE, &inbox_guard(space, executor), args).await?;
+    let now_us = answer.now_us;
+    let mut fields = answer.ok()?;
+    let waiting = u32::try_from(fields.int("waiting")?).unwrap_or(0);
+    let count = fields.int("hungry")?;
+    let mut hungry = Vec::new();
+    for _ in 0..count {
+        hungry.push(fields.text("pod")?);
+    }
+    let mut offers = Vec::with_capacity(fields.left());
+    while fields.left() > 0 {
+        let bytes = fields.bytes("offer")?;
+        offers.push(Offer::decode(&bytes).ok_or_else(|| fields.bad("an offer has the wrong form"))?);
+    }
+    Ok(Taken { now_us, offers, waiting, hungry })
+}
+
+/// Tells a pod that an executor has room. A hint.
+pub async fn tell_room(space: &Space, pod: &str, executor: &str) -> Result<(), StoreError> {
+    let channel = Guard::room(space.namespace(), &format!("p:{pod}")).key("room");
+    space.store().publish(channel, Bytes::copy_from_slice(executor.as_bytes())).await
+}
+
+/// Where a pod hears of room: the payload is the executor's id.
+pub fn room_wakes(space: &Space, pod: &str) -> Subscription {
+    space.store().subscribe(Guard::room(space.namespace(), &format!("p:{pod}")).key("room"))
+}
+
+/// Tells an executor something: `i` for its inbox, `c<task id>` for a wish to cancel. A hint.
+pub async fn tell_executor(space: &Space, executor: &str, what: &[u8]) -> Result<(), StoreError> {
+    space.store().publish(inbox_guard(space, executor).key("wake"), Bytes::copy_from_slice(what)).await
+}
+
+/// Wakes an executor: when something was put into its inbox, or [`tell_executor`] was called.
+pub fn inbox_wakes(space: &Space, executor: &str) -> Subscription {
+    space.store().subscribe(inbox_guard(space, executor).key("wake"))
+}
+
+/// Wakes the holder of a bucket: when a task was submitted that is due before its planned wake-up.
+pub fn bucket_wakes(space: &Space, bucket: crate::model::Bucket) -> Subscription {
+    space.store().subscribe(space.guard(bucket).key("wake"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Bucket, Minute, Nonce};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn offers_are_read_back(spec in proptest::collection::vec(any::<u8>(), 0..99), urgent: bool, due in 0i64..1 << 44) {
+            let offer = Offer {
+                id: TaskId::new(Minute(29_408_521), Bucket::new(3).unwrap(), 7),
+                grant: Grant::new(9, Nonce::new(1)),
+                group: 77,
+                urgent,
+                due: UnixMs(due),
+                attempt: 2,
+                not_after: UnixMs(due + 15_000),
+                spec: spec.into(),
+            };
+            prop_assert_eq!(Offer::decode(&offer.encode()), Some(offer));
+        }
+
+        #[test]
+        fn any_bytes_are_an_offer_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..99)) {
+            let _ = Offer::decode(&bytes.into());
+        }
+    }
+}

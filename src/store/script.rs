@@ -1,0 +1,82 @@
+//! The Lua scripts: each composed here in one line, called by digest.
+
+use std::sync::OnceLock;
+
+use sha1::{Digest, Sha1};
+
+/// One script: its name in metrics and errors, its text, and its digest, made on first use.
+#[derive(Debug)]
+pub struct Script {
+    /// `family.verb`, as in metrics, spans and errors.
+    pub name: &'static str,
+    /// The whole text as the server gets it.
+    pub body: &'static str,
+    sha: OnceLock<String>,
+}
+
+impl Script {
+    /// A script; costs nothing until it is called.
+    pub const fn new(name: &'static str, body: &'static str) -> Self {
+        Self { name, body, sha: OnceLock::new() }
+    }
+
+    /// The digest by which the server knows the script: lower-case hex of SHA-1.
+    pub fn sha1(&self) -> &str {
+        self.sha.get_or_init(|| format!("{:x}", Sha1::digest(self.body.as_bytes())))
+    }
+}
+
+macro_rules! lua {
+    ($path:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/", $path, ".lua"))
+    };
+}
+
+// `name = "flags" [fragments] "file"`: the fragments of lua/lib in the order they need each other, then the operation.
+macro_rules! scripts {
+    ($($const:ident = $name:literal $flags:literal [$($lib:literal)*] $file:literal;)*) => {
+        $(
+            #[doc = concat!("`lua/", $file, ".lua`")]
+            pub static $const: Script = Script::new(
+                $name,
+                concat!("#!lua flags=", $flags, "\n", lua!("lib/base"), $(lua!($lib),)* lua!($file)),
+            );
+        )*
+        /// Every script, for tests and for loading them ahead.
+        pub static ALL: &[&Script] = &[$(&$const),*];
+    };
+}
+
+scripts! {
+    SUBMIT = "intake.submit" "" ["lib/digit" "lib/event" "lib/place"] "intake/submit";
+    CANCEL = "intake.cancel" "allow-oom" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/pending"] "intake/cancel";
+    RESCHEDULE = "intake.reschedule" "" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending"] "intake/reschedule";
+    REPRIORITIZE = "intake.reprioritize" "" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending"] "intake/reprioritize";
+    CLAIM = "due.claim" "allow-oom" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/claim";
+    RELEASE = "due.release" "allow-oom" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/release";
+    YIELD = "due.yield" "allow-oom" [] "due/yield";
+    START = "run.start" "allow-oom" ["lib/event" "lib/run" "lib/hold"] "run/start";
+    RENEW = "run.renew" "allow-oom" ["lib/run" "lib/hold"] "run/renew";
+    OFFERED = "run.offer" "allow-oom" ["lib/event" "lib/run" "lib/hold"] "run/offer";
+    ACK = "run.ack" "allow-oom" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "run/ack";
+    LANE = "queue.lane" "" [] "queue/lane";
+    SPREAD = "queue.spread" "" [] "queue/spread";
+    BEAT = "member.beat" "allow-oom" [] "member/beat";
+    LEAVE = "member.leave" "allow-oom" [] "member/leave";
+    INBOX = "member.inbox" "allow-oom" ["lib/room"] "member/inbox";
+    OFFER = "member.offer" "allow-oom" ["lib/room"] "member/offer";
+    TAKE = "member.take" "allow-oom" ["lib/room"] "member/take";
+    GET = "read.get" "no-writes" ["lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
+    COUNTS = "read.counts" "no-writes" [] "read/counts";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_digest_is_the_one_redis_makes() {
+        static ONE: Script = Script::new("test.one", "return 1");
+        assert_eq!(ONE.sha1(), "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
+    }
+}

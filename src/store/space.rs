@@ -1,0 +1,286 @@
+//! A namespace in a store: its tags, its lane codes, its spread, and the clock of its server.
+
+use super::args::Args;
+use super::reply::Fields;
+use super::script::{self, Script};
+use super::{Reply, Store, StoreError};
+use crate::clock::{self, RedisClock};
+use crate::keys::Guard;
+use crate::limits;
+use crate::model::{Bucket, LaneGroup, Namespace, Tag};
+use bytes::Bytes;
+use parking_lot::RwLock;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// How a namespace spreads its tasks over buckets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spread {
+    /// Buckets over which keyed tasks go; a power of two, fixed for ever.
+    pub key_buckets: u16,
+    /// Buckets to which new tasks without a key go; never below `key_buckets`.
+    pub buckets: u16,
+    /// Pods that may hold one bucket at a time.
+    pub holders: u8,
+    /// Grows with every change.
+    pub epoch: u64,
+}
+
+/// What a namespace is created with; where it stands already, what stands counts.
+#[derive(Debug, Clone, Copy)]
+pub struct Birth {
+    /// Buckets over which keyed tasks go.
+    pub key_buckets: u16,
+    /// Buckets at the start.
+    pub buckets: u16,
+    /// Holders at the start.
+    pub holders: u8,
+}
+
+impl Default for Birth {
+    fn default() -> Self {
+        Self { key_buckets: limits::KEY_BUCKETS_DEFAULT, buckets: limits::KEY_BUCKETS_DEFAULT, holders: 1 }
+    }
+}
+
+/// A namespace in a store. Cheap to clone.
+#[derive(Clone)]
+pub struct Space {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    store: Store,
+    namespace: Namespace,
+    guards: Vec<OnceLock<Guard>>,
+    spread: RwLock<Spread>,
+    groups: RwLock<Groups>,
+    clock: RedisClock,
+    /// Time that tests make the scripts believe; `i64::MIN` lets Redis tell it.
+    injected_ms: AtomicI64,
+}
+
+#[derive(Default)]
+struct Groups {
+    codes: HashMap<LaneGroup, u32>,
+    names: HashMap<u32, LaneGroup>,
+}
+
+const REAL_TIME: i64 = i64::MIN;
+
+impl std::fmt::Debug for Space {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Space({} in {:?})", self.inner.namespace, self.inner.store)
+    }
+}
+
+impl Space {
+    /// Opens a namespace, creating it with the usual eight buckets where there is none.
+    pub async fn open(store: Store, namespace: Namespace) -> Result<Self, StoreError> {
+        Self::open_as(store, namespace, Birth::default()).await
+    }
+
+    /// Opens a namespace, creating it as `birth` says where there is none.
+    pub async fn open_as(store: Store, namespace: Namespace, birth: Birth) -> Result<Self, StoreError> {
+        let guards = (0..limits::BUCKETS_MAX).map(|_| OnceLock::new()).collect();
+        let spread = Spread { key_buckets: 1, buckets: 1, holders: 1, epoch: 0 };
+        let inner = Inner {
+            store,
+            namespace,
+            guards,
+            spread: RwLock::new(spread),
+            groups: RwLock::default(),
+            clock: RedisClock::new(),
+            injected_ms: AtomicI64::new(REAL_TIME),
+        };
+        let space = Self { inner: Arc::new(inner) };
+        space.read_spread(birth).await?;
+        // The first answer measured the opening of a connection as well; this one measures the clock.
+        space.read_spread(birth).await?;
+        Ok(space)
+    }
+
+    async fn read_spread(&self, birth: Birth) -> Result<Spread, StoreError> {
+        let mut args = self.args(4, 64);
+        args.number(birth.key_buckets).number(birth.buckets).number(birth.holders);
+        let guard = Guard::room(self.namespace(), "spread");
+        let mut fields = self.call(&script::SPREAD, &guard, args).await?.ok()?;
+        let spread = Spread {
+            key_buckets: bucket_count(&mut fields, "key buckets")?,
+            buckets: bucket_count(&mut fields, "buckets")?,
+            holders: u8::try_from(fields.int("holders")?).unwrap_or(1).max(1),
+            epoch: u64::try_from(fields.int("epoch")?).unwrap_or(0),
+        };
+        *self.inner.spread.write() = spread;
+        Ok(spread)
+    }
+
+    /// Reads the spread anew.
+    pub async fn refresh_spread(&self) -> Result<Spread, StoreError> {
+        self.read_spread(Birth::default()).await
+    }
+
+    /// The spread as last read.
+    pub fn spread(&self) -> Spread {
+        *self.inner.spread.read()
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.inner.namespace
+    }
+
+    /// The server's clock, as estimated from the answers.
+    pub fn clock(&self) -> &RedisClock {
+        &self.inner.clock
+    }
+
+    /// The guard keys of a bucket.
+    pub fn guard(&self, bucket: Bucket) -> &Guard {
+        let make = || Guard::bucket(&Tag::of(&self.inner.namespace, bucket));
+        self.inner.guards[usize::from(bucket.number())].get_or_init(make)
+    }
+
+    /// The code of a queue with its labels; made where there is none yet.
+    pub async fn lane_group(&self, group: &LaneGroup) -> Result<u32, StoreError> {
+        if let Some(code) = self.inner.groups.read().codes.get(group) {
+            return Ok(*code);
+        }
+        let mut args = self.args(3, 256);
+        args.number(limits::LANE_GROUPS_MAX).bytes(group.to_text().as_bytes());
+        let guard = Guard::room(self.namespace(), "lanes");
+        let mut fields = self.call(&script::LANE, &guard, args).await?.ok()?;
+        let code = fields.int("code")?;
+        let code = u32::try_from(code).map_err(|_| StoreError::Script {
+            name: script::LANE.name,
+            detail: format!(
+                "the namespace has {} queues with labels already; no more fit",
+                limits::LANE_GROUPS_MAX
+            ),
+        })?;
+        self.learn(group.clone(), code);
+        Ok(code)
+    }
+
+    /// The code of a group, if this process knows it already.
+    pub fn known_group(&self, group: &LaneGroup) -> Option<u32> {
+        self.inner.groups.read().codes.get(group).copied()
+    }
+
+    /// The group of a code, if this process knows it already.
+    pub fn known_name(&self, code: u32) -> Option<LaneGroup> {
+        self.inner.groups.read().names.get(&code).cloned()
+    }
+
+    /// The queue and labels of a code.
+    pub async fn group_of(&self, code: u32) -> Result<LaneGroup, StoreError> {
+        if let Some(group) = self.known_name(code) {
+            return Ok(group);
+        }
+        let key = Guard::room(self.namespace(), "lanes").key("by_code");
+        let args = vec![key.clone(), Bytes::from(code.to_string())];
+        let text = self.store().command("HGET", super::At::Key(&key), args).await?.text("HGET")?;
+        let group = LaneGroup::from_text(&text)
+            .map_err(|error| StoreError::BadReply { script: "HGET", what: error.to_string() })?;
+        self.learn(group.clone(), code);
+        Ok(group)
+    }
+
+    /// All groups of the namespace.
+    pub async fn groups(&self) -> Result<Vec<(u32, LaneGroup)>, StoreError> {
+        let key = Guard::room(self.namespace(), "lanes").key("by_code");
+        let all = self.store().command("HGETALL", super::At::Key(&key), vec![key.clone()]).await?;
+        let mut out = Vec::new();
+        for (code, text) in all.pairs("HGETALL")? {
+            let code = Reply::Bytes(code).int("HGETALL")?;
+            let text = text.text("HGETALL")?;
+            if let (Ok(code), Ok(group)) = (u32::try_from(code), LaneGroup::from_text(&text)) {
+                self.learn(group.clone(), code);
+                out.push((code, group));
+            }
+        }
+        out.sort_unstable_by_key(|(code, _)| *code);
+        Ok(out)
+    }
+
+    fn learn(&self, group: LaneGroup, code: u32) {
+        let mut groups = self.inner.groups.write();
+        groups.names.insert(code, group.clone());
+        groups.codes.insert(group, code);
+    }
+
+    /// Makes the scripts believe that it is `now_ms`; nothing lets Redis tell the time again. For tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn inject_now(&self, now_ms: Option<i64>) {
+        self.inner.injected_ms.store(now_ms.unwrap_or(REAL_TIME), Ordering::Relaxed);
+    }
+
+    /// Arguments of a script, the first of which is the time.
+    pub(super) fn args(&self, count: usize, bytes: usize) -> Args {
+        let mut args = Args::with_capacity(count + 1, bytes + 16);
+        match self.inner.injected_ms.load(Ordering::Relaxed) {
+            REAL_TIME => args.shared(Bytes::new()),
+            now => args.number(now),
+        };
+        args
+    }
+
+    /// Calls a script; its answer has a word for what it means, the server's time, and the rest.
+    pub(super) async fn call(
+        &self,
+        script: &'static Script,
+        guard: &Guard,
+        args: Args,
+    ) -> Result<Answer, StoreError> {
+        let sent = clock::mono();
+        let reply = self.inner.store.call(script, guard.keys.clone(), args.done()).await?;
+        let mut fields = reply.fields(script.name)?;
+        let word = fields.bytes("a word")?;
+        let stamp = fields.int("the time")?;
+        self.inner.clock.sample(sent, stamp);
+        Ok(Answer { word, now_us: stamp, fields, script })
+    }
+}
+
+fn bucket_count(fields: &mut Fields, name: &str) -> Result<u16, StoreError> {
+    let number = fields.int(name)?;
+    let count = u16::try_from(number).ok().filter(|n| (1..=limits::BUCKETS_MAX).contains(n));
+    count.ok_or_else(|| fields.bad(format!("{name} is {number}, not between 1 and {}", limits::BUCKETS_MAX)))
+}
+
+/// A script's answer: a word, the server's time, and the rest.
+pub(super) struct Answer {
+    pub word: Bytes,
+    pub now_us: i64,
+    pub fields: Fields,
+    script: &'static Script,
+}
+
+impl Answer {
+    /// The rest of an answer whose word is OK.
+    pub fn ok(self) -> Result<Fields, StoreError> {
+        if &self.word[..] == b"OK" { Ok(self.fields) } else { Err(self.unexpected()) }
+    }
+
+    /// The rest of an answer, whatever its word.
+    pub fn fields_after_word(self) -> Result<Fields, StoreError> {
+        Ok(self.fields)
+    }
+
+    /// An error for a word that the caller does not know.
+    pub fn unexpected(&self) -> StoreError {
+        let what = format!("unknown word {}", String::from_utf8_lossy(&self.word));
+        StoreError::BadReply { script: self.script.name, what }
+    }
+
+    /// The server's time in ms.
+    pub fn now_ms(&self) -> i64 {
+        self.now_us.div_euclid(1_000)
+    }
+}

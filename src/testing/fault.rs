@@ -1,0 +1,196 @@
+//! A proxy in front of a server that delays, cuts and stalls on demand.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::sleep;
+
+/// Bytes moved at a time.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// The server behind the proxy.
+#[derive(Debug, Clone)]
+pub enum Behind {
+    /// A socket in the file system.
+    Unix(PathBuf),
+    /// An address.
+    Tcp(SocketAddr),
+}
+
+/// What the proxy does to each piece on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fault {
+    /// How long each piece is held back, both ways.
+    pub delay: Duration,
+    /// Nothing is passed on, either way, and nothing is closed: the other side looks frozen.
+    pub half_open: bool,
+    /// The client's bytes are not read any more, so that its buffers fill up; answers still pass.
+    pub deaf: bool,
+}
+
+struct State {
+    behind: Behind,
+    fault: watch::Sender<Fault>,
+    /// Grows with each order to cut all connections.
+    cuts: watch::Sender<u64>,
+    /// Bytes from the server until all is cut; `u64::MAX` is never.
+    cut_after: AtomicU64,
+    accepted: AtomicU64,
+}
+
+/// A running proxy. Dropping it cuts everything.
+pub struct FaultProxy {
+    addr: SocketAddr,
+    state: Arc<State>,
+    task: AbortHandle,
+}
+
+impl FaultProxy {
+    /// Starts a proxy on a free port of this machine.
+    pub async fn start(behind: Behind) -> io::Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let addr = listener.local_addr()?;
+        let state = Arc::new(State {
+            behind,
+            fault: watch::channel(Fault::default()).0,
+            cuts: watch::channel(0).0,
+            cut_after: AtomicU64::new(u64::MAX),
+            accepted: AtomicU64::new(0),
+        });
+        let task = tokio::spawn(accept(listener, Arc::clone(&state))).abort_handle();
+        Ok(Self { addr, state, task })
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The address for a store.
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.addr)
+    }
+
+    /// Sets what happens to each piece from now on; the default passes everything on at once.
+    pub fn set(&self, fault: Fault) {
+        self.state.fault.send_replace(fault);
+    }
+
+    /// Cuts every connection now. New ones are accepted.
+    pub fn cut(&self) {
+        self.state.cuts.send_modify(|count| *count += 1);
+    }
+
+    /// Cuts every connection once the server has sent this many more bytes: in the middle of an answer.
+    pub fn cut_after(&self, bytes: u64) {
+        self.state.cut_after.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Whether the cut asked for by [`cut_after`](Self::cut_after) has happened.
+    pub fn was_cut(&self) -> bool {
+        self.state.cut_after.load(Ordering::SeqCst) == u64::MAX
+    }
+
+    /// How many connections were accepted so far.
+    pub fn accepted(&self) -> u64 {
+        self.state.accepted.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for FaultProxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, state: Arc<State>) {
+    // Connections end with this set, and so with the proxy.
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => if let Ok((client, _)) = accepted {
+                state.accepted.fetch_add(1, Ordering::SeqCst);
+                // Without it small pieces would be held back by the kernel; an error changes nothing else.
+                let _ = client.set_nodelay(true);
+                connections.spawn(connect(client, Arc::clone(&state)));
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn connect(client: TcpStream, state: Arc<State>) {
+    let mut cuts = state.cuts.subscribe();
+    let served = async {
+        match &state.behind {
+            Behind::Unix(path) => serve(client, UnixStream::connect(path).await?, &state).await,
+            Behind::Tcp(addr) => serve(client, TcpStream::connect(addr).await?, &state).await,
+        }
+    };
+    tokio::select! {
+        // However a connection ends, both of its ends are closed.
+        _ = served => {}
+        _ = cuts.changed() => {}
+    }
+}
+
+async fn serve<S: AsyncRead + AsyncWrite>(client: TcpStream, server: S, state: &State) -> io::Result<()> {
+    let (client_in, client_out) = client.into_split();
+    let (server_in, server_out) = tokio::io::split(server);
+    tokio::select! {
+        done = carry(client_in, server_out, state, false) => done,
+        done = carry(server_in, client_out, state, true) => done,
+    }
+}
+
+async fn carry(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    state: &State,
+    answers: bool,
+) -> io::Result<()> {
+    let mut fault = state.fault.subscribe();
+    let mut piece = vec![0; PIECE_BYTES];
+    let stalled = |fault: &Fault| fault.half_open || (fault.deaf && !answers);
+    loop {
+        // The sender lives as long as the state, so this waits for a change and nothing else.
+        let _ = fault.wait_for(|fault| !stalled(fault)).await;
+        let length = tokio::select! {
+            length = from.read(&mut piece) => length?,
+            _ = fault.wait_for(stalled) => continue,
+        };
+        if length == 0 {
+            return Ok(());
+        }
+        let delay = fault.borrow().delay;
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
+        let _ = fault.wait_for(|fault| !stalled(fault)).await;
+        let mut pass = length;
+        if answers {
+            let left = state.cut_after.load(Ordering::SeqCst);
+            let length = u64::try_from(length).unwrap_or(u64::MAX);
+            if left != u64::MAX {
+                pass = pass.min(usize::try_from(left).unwrap_or(usize::MAX));
+                let left = left.checked_sub(length);
+                state.cut_after.store(left.unwrap_or(u64::MAX), Ordering::SeqCst);
+                if left.is_none() {
+                    to.write_all(&piece[..pass]).await?;
+                    to.flush().await?;
+                    state.cuts.send_modify(|count| *count += 1);
+                    return Ok(());
+                }
+            }
+        }
+        to.write_all(&piece[..pass]).await?;
+    }
+}

@@ -1,0 +1,186 @@
+//! Claiming and giving back.
+
+use minutehand::model::{Priority, State};
+use minutehand::store::due::{self, Claim, ClaimAnswer, Quota, ReleaseAnswer};
+use minutehand::store::read;
+use minutehand::store::run::{self, AckAnswer, Outcome, StartAnswer, StartRow};
+use minutehand::testing::bed::Bed;
+use minutehand::testing::fixtures::*;
+
+#[tokio::test]
+async fn a_task_lives_from_submit_to_ack() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let id = task(&space, "push", T0 + 5_000).await;
+
+    let before = claim(&space, &claim_all("p1")).await;
+    assert!(before.tasks.is_empty());
+    assert_eq!(before.next_due.map(|due| due.0), Some(T0 + 5_000));
+    assert_eq!(read::get(&space, id).await.unwrap().unwrap().state, State::Pending);
+
+    space.inject_now(Some(T0 + 5_000));
+    let claimed = claim(&space, &claim_all("p1")).await;
+    assert_eq!(claimed.tasks.len(), 1);
+    assert_eq!((claimed.tasks[0].id, claimed.tasks[0].due.0, claimed.tasks[0].grant.fence()), (id, T0 + 5_000, 1));
+    assert_eq!(claimed.next_due, None);
+    assert_eq!(read::get(&space, id).await.unwrap().unwrap().state, State::Running);
+
+    let rows = [StartRow { id, grant: claimed.tasks[0].grant, lease_ms: 30_000 }];
+    let started = run::start(&space, bucket(), "ex-1", &rows).await.unwrap();
+    assert_eq!(started, [StartAnswer::Ok { deadline: (T0 + 35_000).into(), cancel: false }]);
+    assert_eq!(ack_done(&space, &claimed.tasks).await, [AckAnswer::Succeeded]);
+    assert_eq!(ack_done(&space, &claimed.tasks).await, [AckAnswer::Stale]);
+
+    let counts = read::counts(&space, bucket()).await.unwrap();
+    assert_eq!((counts.count("submitted"), counts.count("succeeded")), (1, 1));
+    assert_eq!((counts.count("pending"), counts.count("running")), (0, 0));
+    assert_eq!((counts.lags.count(), counts.lags.max_ms), (1, 1));
+    assert_eq!(read::get(&space, id).await.unwrap().unwrap().state, State::Succeeded);
+}
+
+#[tokio::test]
+async fn a_lost_reply_is_asked_for_again() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    for n in 0..5 {
+        task(&space, "push", T0 - n).await;
+    }
+    let call = claim_all("p1");
+    let first = claim(&space, &call).await;
+    let again = claim(&space, &call).await;
+    assert_eq!(first.tasks.len(), 5);
+    let ids = |c: &due::Claimed| c.tasks.iter().map(|t| (t.id, t.grant, t.spec.clone())).collect::<Vec<_>>();
+    assert_eq!(ids(&first), ids(&again));
+    assert_eq!(claim(&space, &claim_all("p1")).await.tasks.len(), 0);
+}
+
+#[tokio::test]
+async fn only_as_many_pods_as_allowed_hold_a_bucket() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    task(&space, "push", T0).await;
+    claim(&space, &Claim { limit: 0, ..claim_all("p1") }).await;
+    let answer = due::claim(&space, bucket(), &claim_all("p2")).await.unwrap();
+    assert!(matches!(answer, ClaimAnswer::NotHolder { until } if until.0 == T0 + 3_000), "{answer:?}");
+    space.inject_now(Some(T0 + 3_000));
+    assert_eq!(claim(&space, &claim_all("p2")).await.tasks.len(), 1);
+    let answer = due::claim(&space, bucket(), &claim_all("p1")).await.unwrap();
+    assert!(matches!(answer, ClaimAnswer::NotHolder { .. }), "a pod that slept finds itself replaced");
+    let two = Claim { holders: 2, ..claim_all("p1") };
+    assert!(matches!(due::claim(&space, bucket(), &two).await.unwrap(), ClaimAnswer::Held(_)));
+}
+
+#[tokio::test]
+async fn failures_are_tried_again_and_then_die() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let id = task(&space, "push", T0).await;
+    let mut now = T0;
+    for (attempt, wait) in [5_000, 25_000].into_iter().enumerate() {
+        let claimed = claim(&space, &claim_all("p1")).await;
+        assert_eq!(claimed.tasks[0].failures as usize, attempt);
+        let row = ack_row(&claimed.tasks[0], Outcome::Failed { error: format!("boom {attempt}") });
+        let acked = run::ack(&space, bucket(), "ex-1", &[row], false).await.unwrap();
+        assert_eq!(acked, [AckAnswer::Retrying { due: (now + wait).into() }]);
+        now += wait;
+        space.inject_now(Some(now - 1));
+        assert!(claim(&space, &claim_all("p1")).await.tasks.is_empty());
+        space.inject_now(Some(now));
+    }
+    let claimed = claim(&space, &claim_all("p1")).await;
+    assert_eq!(claimed.tasks[0].grant.fence(), 3);
+    let row = ack_row(&claimed.tasks[0], Outcome::Failed { error: "boom 2".into() });
+    assert_eq!(run::ack(&space, bucket(), "ex-1", &[row], false).await.unwrap(), [AckAnswer::Dead]);
+    let found = read::get(&space, id).await.unwrap().unwrap();
+    assert_eq!(found.state, State::Dead);
+    assert_eq!(found.dead.unwrap().0, "handler_error");
+    let errors: Vec<_> = found.attempts.iter().map(|a| (a.fence, a.error.as_str(), a.executor.as_str())).collect();
+    assert_eq!(errors, [(1, "boom 0", "ex-1"), (2, "boom 1", "ex-1"), (3, "boom 2", "ex-1")]);
+}
+
+#[tokio::test]
+async fn lapsed_grants_come_back_uncounted_unless_started() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let id = task(&space, "push", T0).await;
+    let first = claim(&space, &claim_all("p1")).await;
+    assert_eq!(first.tasks.len(), 1);
+    space.inject_now(Some(T0 + 14_999));
+    assert_eq!(claim(&space, &claim_all("p1")).await.reaped, 0);
+    space.inject_now(Some(T0 + 16_000));
+    let second = claim(&space, &claim_all("p1")).await;
+    assert_eq!((second.reaped, second.tasks.len()), (1, 1), "{second:?}");
+    assert_eq!((second.tasks[0].grant.fence(), second.tasks[0].failures), (2, 0));
+    // The first grant is fenced off.
+    assert_eq!(ack_done(&space, &first.tasks).await, [AckAnswer::Stale]);
+    let rows = [StartRow { id, grant: second.tasks[0].grant, lease_ms: 2_000 }];
+    run::start(&space, bucket(), "ex-1", &rows).await.unwrap();
+    space.inject_now(Some(T0 + 20_000));
+    let third = claim(&space, &claim_all("p1")).await;
+    assert_eq!((third.reaped, third.tasks.len()), (1, 0), "a lapse after the start waits for its back-off");
+    let found = read::get(&space, id).await.unwrap().unwrap();
+    assert_eq!((found.state, found.place.unwrap().failures, found.place.unwrap().due.0), (State::Pending, 1, T0 + 25_000));
+}
+
+#[tokio::test]
+async fn a_release_goes_to_the_front_of_its_lane() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let mut ids = Vec::new();
+    for n in 0..4 {
+        ids.push(task(&space, "push", T0 - 10 + n).await);
+    }
+    let two = Claim { limit: 2, normal_limit: 2, ..claim_all("p1") };
+    let first = claim(&space, &two).await;
+    assert_eq!(first.tasks.iter().map(|t| t.id).collect::<Vec<_>>(), ids[..2]);
+    assert!(first.backlog >= 2);
+    let rows = [(first.tasks[0].id, first.tasks[0].grant)];
+    let gone = due::release(&space, bucket(), "p1", "no room", &rows).await.unwrap();
+    assert_eq!(gone, [ReleaseAnswer::HandedBack]);
+    assert_eq!(due::release(&space, bucket(), "p1", "no room", &rows).await.unwrap(), [ReleaseAnswer::Stale]);
+    let rest = claim(&space, &claim_all("p1")).await;
+    assert_eq!(rest.tasks.iter().map(|t| t.id).collect::<Vec<_>>(), [ids[0], ids[2], ids[3]]);
+    assert_eq!(rest.tasks[0].grant.fence(), 2);
+    ack_done(&space, &rest.tasks).await;
+    ack_done(&space, &first.tasks[1..]).await;
+    let counts = read::counts(&space, bucket()).await.unwrap();
+    assert_eq!((counts.count("succeeded"), counts.count("ready"), counts.count("pending")), (4, 0, 0));
+}
+
+#[tokio::test]
+async fn priorities_share_by_weight_and_closed_queues_stand_aside() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let mut rows = Vec::new();
+    for priority in Priority::ALL {
+        let lane = lane(&space, "push", priority).await;
+        for n in 0..300 {
+            rows.push(row(spec(lane, T0 - 1_000 + n)));
+        }
+    }
+    for piece in rows.chunks(900) {
+        submit(&space, piece).await;
+    }
+    let stuck = task(&space, "nobody", T0 - 2_000).await;
+    let nobody = lane(&space, "nobody", Priority::P3).await;
+    let closed = vec![(nobody.group(), Quota::Closed)];
+    let hundred = Claim { limit: 100, normal_limit: 100, quotas: closed.clone(), ..claim_all("p1") };
+    let claimed = claim(&space, &hundred).await;
+    let share = |p| claimed.tasks.iter().filter(|t| t.lane.priority() == p).count();
+    assert_eq!(Priority::ALL.map(share), [40, 25, 15, 10, 6, 4]);
+    let mut taken = claimed.tasks.len();
+    loop {
+        let next = claim(&space, &Claim { quotas: closed.clone(), ..claim_all("p1") }).await;
+        assert!(next.tasks.iter().all(|t| t.id != stuck));
+        taken += next.tasks.len();
+        if next.tasks.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(taken, 1_800);
+    let counts = read::counts(&space, bucket()).await.unwrap();
+    assert_eq!(counts.parked, [(nobody, 1)]);
+    assert!(read::get(&space, stuck).await.unwrap().unwrap().held);
+    let open = claim(&space, &claim_all("p1")).await;
+    assert_eq!(open.tasks.iter().map(|t| t.id).collect::<Vec<_>>(), [stuck]);
+}

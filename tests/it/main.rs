@@ -1,0 +1,3 @@
+//! One test binary: a file beside each file of `src/store`, and the doors above it.
+
+mod due;
