@@ -1,13 +1,23 @@
 //! The command line: one command a file, results by [`render`], endings by [`error::Exit`].
 
 pub mod args;
+mod cancel;
 mod config;
+pub mod connect;
+pub mod dev;
 pub mod error;
+mod get;
 pub mod import;
 pub mod input;
 pub mod render;
+mod reschedule;
+mod serve;
+mod signal;
+mod status;
+mod submit;
+mod work;
 
-use crate::settings::{Settings, Sources};
+use crate::settings::{Loaded, Settings, Sources};
 use crate::{clock, telemetry};
 use args::{Cli, Command, Output};
 use clap::{CommandFactory, FromArgMatches};
@@ -65,6 +75,35 @@ fn start(cli: Cli) -> Result<Exit, CliError> {
         Command::Import(args) if args.dry_run => {
             import::command::dry_run(args, crate::model::UnixMs(clock::wall_us() / 1_000), output)
         }
+        command => {
+            // Any will do; an error says that one is installed.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+            let runtime = runtime.map_err(|error| CliError::failed(format!("could not start: {error}")))?;
+            runtime.block_on(connected(command, &loaded, output))
+        }
+    }
+}
+
+/// The commands that talk to Redis.
+async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
+    match command {
+        Command::Dev(args) => dev::run(args, loaded, output).await,
+        Command::Serve(_) => serve::run(loaded).await,
+        Command::Work(args) => work::run(args, loaded, output).await,
+        Command::Submit(args) => submit::run(args, loaded, output).await,
+        Command::Import(args) => {
+            // What can be wrong without Redis is said without it.
+            import::command::plan(args, crate::model::UnixMs(0))?;
+            let client = connect::client(loaded).await?;
+            let retry = connect::retry(&loaded.settings)?;
+            let now = crate::model::UnixMs(client.space().clock().now_ms());
+            import::command::run(args, now, import::sink::ClientSink::new(client, retry), output).await
+        }
+        Command::Get(args) => get::run(args, loaded, output).await,
+        Command::Cancel(args) => cancel::run(args, loaded, output).await,
+        Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
+        Command::Status(_) => status::run(loaded, output).await,
         _ => Err(CliError::failed("this command is not built yet")),
     }
 }

@@ -33,10 +33,7 @@ pub fn plan(args: &ImportArgs, now: UnixMs) -> Result<Plan, FieldError> {
 /// Draws when the tasks would be due. Needs no Redis.
 pub fn dry_run(args: &ImportArgs, now: UnixMs, output: Output) -> Result<Exit, CliError> {
     let plan = plan(args, now)?;
-    let mut input = Input::open(&args.file, args.format)?;
-    if args.file.as_os_str() != "-" {
-        input.make_repeatable()?;
-    }
+    let input = Input::open(&args.file, args.format)?;
     let survey = survey(&input, &plan)?;
     let exit = if survey.bad.count == 0 { Exit::Ok } else { Exit::Failed };
     match output {

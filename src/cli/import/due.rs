@@ -130,7 +130,10 @@ impl DueReader {
             return text
                 .parse::<Timestamp>()
                 .map(|at| UnixMs(at.as_millisecond()))
-                .map_err(|error| wrong(&format!("is no time: {error}")));
+                .map_err(|error| match error.is_range() {
+                    true => FieldError::new("due", Reason::OutOfRange, format!("{} is no time that can be kept: {error}", shown(text))),
+                    false => wrong(&format!("is no time: {error}")),
+                });
         }
         match &self.zone {
             Some(zone) => local_instant(zone, text).map_err(|why| wrong(&why)),
@@ -226,7 +229,8 @@ mod tests {
         assert_eq!(at("2026-12-24T18:00:00"), Err("missing"));
         assert_eq!(at(""), Err("missing"));
         assert_eq!(at("-1"), Err("out_of_range"));
-        for wrong in ["12", "17645112600", "1.5", "1e400", "NaN", "-0", "tomorrow", "2026-13-01T00:00:00Z", "10000-01-01T00:00:00Z"] {
+        assert_eq!(at("9999-12-31T23:00:00Z"), Err("out_of_range"));
+        for wrong in ["12", "17645112600", "1.5", "1e400", "NaN", "-0", "tomorrow", "10000-01-01T00:00:00Z"] {
             assert_eq!(at(wrong), Err("invalid_type"), "{wrong}");
         }
         assert_eq!(none.read(b"\xff\xfe").unwrap_err().reason, Reason::InvalidType);

@@ -12,10 +12,10 @@ pub mod ndjson;
 pub mod pack;
 pub mod progress;
 pub mod row;
+pub mod sink;
 
 use super::error::{CliError, Exit};
 use super::render::grouped;
-use crate::model::FieldError;
 use crate::{clock, limits};
 use chart::Timeline;
 use input::{Format, Input};
@@ -186,7 +186,7 @@ pub enum Answer {
     /// Its key was known.
     Duplicate,
     /// Refused; nothing was written.
-    Refused(FieldError),
+    Refused(String),
 }
 
 /// Where rows go. The client in production, a list in tests.
@@ -235,8 +235,8 @@ pub async fn run<S: Sink>(input: Input, plan: Plan, sink: S, progress: &mut Prog
                         match answer {
                             Answer::Created => report.created += 1,
                             Answer::Duplicate => report.duplicates += 1,
-                            Answer::Refused(error) => {
-                                let row = BadRow { line, column: None, position: None, detail: error.to_string() };
+                            Answer::Refused(detail) => {
+                                let row = BadRow { line, column: None, position: None, detail };
                                 take_bad(&mut bad, BadRows { count: 1, shown: vec![row] }, progress);
                             }
                         }
