@@ -117,9 +117,6 @@ Examples:
   minutehand demo
   minutehand demo --speed 3600 --pods 3 --executors 4")]
 pub struct DemoArgs {
-    /// The plan [default: the flights of 27 November 2013, built in]
-    #[arg(value_name = "FILE")]
-    pub file: Option<PathBuf>,
     /// How many of the plan's seconds pass in one
     #[arg(long, default_value_t = 1_200.0, value_name = "TIMES")]
     pub speed: f64,

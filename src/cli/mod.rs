@@ -4,6 +4,7 @@ pub mod args;
 mod cancel;
 mod config;
 pub mod connect;
+mod demo;
 pub mod dev;
 pub mod error;
 mod get;
@@ -89,6 +90,7 @@ fn start(cli: Cli) -> Result<Exit, CliError> {
 async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
     match command {
         Command::Dev(args) => dev::run(args, loaded, output).await,
+        Command::Demo(args) => demo::run(args, output).await,
         Command::Serve(_) => serve::run(loaded).await,
         Command::Work(args) => work::run(args, loaded, output).await,
         Command::Submit(args) => submit::run(args, loaded, output).await,

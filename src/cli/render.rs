@@ -10,7 +10,7 @@ pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
             out.push(',');
         }
         out.push(digit);
@@ -71,7 +71,7 @@ fn is_number(table: &Table, at: usize) -> bool {
     cells.peek().is_some()
         && cells.all(|cell| {
             let text = cell.content();
-            !text.is_empty() && text.chars().all(|c| c.is_ascii_digit() || ",.-".contains(c))
+            text == "-" || text.starts_with(|c: char| c.is_ascii_digit()) && text.chars().all(|c| c.is_ascii_digit() || c == ',')
         })
 }
 
@@ -164,6 +164,7 @@ pub fn plain(value: &Value) -> String {
         Value::String(text) => safe(text),
         Value::Number(number) => number.as_u64().map_or_else(|| number.to_string(), grouped),
         Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
+        Value::Array(list) if list.is_empty() => "-".to_owned(),
         Value::Array(list) => list.iter().map(plain).collect::<Vec<_>>().join(", "),
         Value::Object(_) => safe(&value.to_string()),
     }
@@ -177,17 +178,26 @@ pub fn task(value: &Value) -> String {
         let text = match (name.as_str(), value.as_str()) {
             ("payload", Some(text)) => payload_line(text.as_bytes()),
             ("payload_base64", Some(text)) => payload_line(&unbase64(text).unwrap_or_default()),
+            // The view says more of a state, or the same.
+            ("state", Some(state)) => match object.get("view").and_then(Value::as_str) {
+                Some(view) if view != state => format!("{state} ({view})"),
+                _ => state.to_owned(),
+            },
+            ("view", _) => continue,
+            ("cancel_asked", _) if *value == Value::Bool(false) => continue,
+            ("attempts", _) => value.as_array().map(|list| attempts(list)).unwrap_or_default(),
             _ => plain(value),
         };
-        let name = if name == "payload_base64" { "payload" } else { name };
-        rows.push((name, text));
+        rows.push((if name == "payload_base64" { "payload" } else { name }, text));
     }
     // What one looks for first comes first; the payload, which may be long, last.
     let rank = |name: &str| match name {
         "id" => 0,
         "state" => 1,
         "queue" => 2,
-        "due" => 3,
+        "priority" => 3,
+        "due" => 4,
+        "attempts" => 8,
         "payload" => 9,
         _ => 5,
     };
@@ -195,50 +205,116 @@ pub fn task(value: &Value) -> String {
     pairs(&rows)
 }
 
-/// The whole status: counts, lag, pods, executors, Redis.
+fn attempts(list: &[Value]) -> String {
+    let line = |attempt: &Value| match attempt.as_object() {
+        Some(fields) => fields.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect::<Vec<_>>().join(", "),
+        None => plain(attempt),
+    };
+    list.iter().map(line).collect::<Vec<_>>().join("\n  ")
+}
+
+/// The whole status: counts, lag, pods, executors, buckets, Redis.
 pub fn status(value: &Value) -> String {
     let mut out = String::new();
+    let number = |value: &Value| value.as_u64().map_or_else(|| plain(value), grouped);
     if let Some(counts) = value["counts"].as_object() {
-        // In the order of a task's life, however the object is sorted.
-        let order = [
-            "submitted", "waiting", "pending", "scheduled", "ready", "retrying", "held", "running", "succeeded", "dead",
-            "cancelled", "expired", "skipped", "deleted",
+        // In the order of a task's life. Rare states are left out while they are empty.
+        let rows = [
+            ("submitted", 2, true),
+            ("waiting", 2, false),
+            ("pending", 2, true),
+            ("scheduled", 4, true),
+            ("ready", 4, true),
+            ("retrying", 4, true),
+            ("held", 4, false),
+            ("running", 2, true),
+            ("succeeded", 2, true),
+            ("dead", 2, true),
+            ("cancelled", 2, false),
+            ("expired", 2, false),
+            ("skipped", 2, false),
+            ("deleted", 2, false),
         ];
-        let views = ["scheduled", "ready", "retrying", "held"];
         out.push_str("TASKS\n");
-        for name in order {
+        for (name, indent, always) in rows {
             let Some(count) = counts.get(name) else { continue };
-            let shift = if views.contains(&name) { 4 } else { 2 };
-            out.push_str(&format!("{:shift$}{name:<wide$}{:>15}\n", "", plain(count), wide = 20 - shift));
+            if always || count.as_i64() != Some(0) {
+                out.push_str(&format!("{:indent$}{name:<wide$}{:>15}\n", "", number(count), wide = 16 - indent));
+            }
         }
     }
     if let Some(lag) = value["lag_ms"].as_object() {
-        let get = |name: &str| lag.get(name).map_or_else(|| "-".to_owned(), plain);
-        out.push_str(&format!(
-            "\nLAG, last 5 minutes: p50 {} ms, p95 {} ms, p99 {} ms, max {} ms, {} starts\n",
-            get("p50"),
-            get("p95"),
-            get("p99"),
-            get("max"),
-            get("count")
-        ));
+        let ms = |name: &str| lag.get(name).map_or_else(|| "-".to_owned(), |ms| format!("{} ms", number(ms)));
+        out.push_str("\nLAG of the last 5 minutes: ");
+        match lag.get("count").and_then(Value::as_u64) {
+            None | Some(0) => out.push_str("no task has started\n"),
+            Some(count) => out.push_str(&format!(
+                "p50 {}, p95 {}, p99 {}, max {}; {} starts\n",
+                ms("p50"),
+                ms("p95"),
+                ms("p99"),
+                ms("max"),
+                grouped(count)
+            )),
+        }
     }
-    if let Some(redis) = value["redis"].as_object() {
-        let get = |name: &str| redis.get(name).map_or_else(|| "-".to_owned(), plain);
-        let memory = redis.get("used_memory").and_then(Value::as_u64).map_or_else(|| "-".to_owned(), bytes);
-        out.push_str(&format!("REDIS {} ({}), {memory} used\n", get("version"), get("mode")));
+    let redis = &value["redis"];
+    if redis.is_object() {
+        let flavor = redis["flavor"].as_str().unwrap_or("redis");
+        let memory = redis["used_memory"].as_u64().map_or_else(|| "-".to_owned(), bytes);
+        let (version, mode) = (plain(&redis["version"]), plain(&redis["mode"]));
+        out.push_str(&format!("REDIS {}: {flavor} {version}, {mode}, {memory} used\n", plain(&redis["url"])));
     }
-    for name in ["pods", "executors", "buckets"] {
-        let Some(list) = value[name].as_array() else {
-            if !value[name].is_null() {
-                out.push_str(&format!("{} {}\n", name.to_uppercase(), plain(&value[name])));
-            }
-            continue;
-        };
-        out.push_str(&format!("\n{}: {}\n", name.to_uppercase(), list.len()));
-        out.push_str(&list_of_objects(list));
-    }
+    let empty = Vec::new();
+    let list = |name: &str| value[name].as_array().unwrap_or(&empty);
+    let text = |value: &Value| value.as_u64().map_or_else(|| plain(value), |n| n.to_string());
+
+    out.push_str(&format!("\nPODS: {}\n", list("pods").len()));
+    let row = |pod: &Value| {
+        let buckets = pod["buckets"].as_array().map(|list| ranges(list)).unwrap_or_default();
+        vec![plain(&pod["id"]), plain(&pod["host"]), text(&pod["pid"]), plain(&pod["listen"]), buckets, plain(&pod["version"])]
+    };
+    out.push_str(&table_or_nothing(&["id", "host", "pid", "http", "buckets", "version"], list("pods").iter().map(row)));
+
+    out.push_str(&format!("\nEXECUTORS: {}\n", list("executors").len()));
+    let row = |executor: &Value| {
+        let busy = format!("{}/{}", text(&executor["busy"]), text(&executor["slots"]));
+        vec![plain(&executor["id"]), plain(&executor["host"]), text(&executor["pid"]), plain(&executor["queues"]), busy, plain(&executor["labels"])]
+    };
+    let names = ["id", "host", "pid", "queues", "busy", "labels"];
+    out.push_str(&table_or_nothing(&names, list("executors").iter().map(row)));
+
+    out.push_str(&format!("\nBUCKETS: {}\n", list("buckets").len()));
+    let row = |bucket: &Value| {
+        let mut row = vec![text(&bucket["bucket"])];
+        row.extend(["pending", "ready", "running", "succeeded", "dead"].map(|name| number(&bucket["counts"][name])));
+        row.push(plain(&bucket["next_due"]));
+        row.push(if bucket["closed"] == Value::Bool(true) { "closing".to_owned() } else { plain(&bucket["holders"]) });
+        row
+    };
+    let names = ["bucket", "pending", "ready", "running", "succeeded", "dead", "next due", "held by"];
+    out.push_str(&table_or_nothing(&names, list("buckets").iter().map(row)));
     out
+}
+
+fn table_or_nothing(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() { String::new() } else { table(head, rows) }
+}
+
+/// Whole numbers in order, runs of them as `0-7`.
+fn ranges(list: &[Value]) -> String {
+    let mut numbers: Vec<u64> = list.iter().filter_map(Value::as_u64).collect();
+    numbers.sort_unstable();
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for n in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == n => *last = n,
+            _ => runs.push((n, n)),
+        }
+    }
+    let text = |(first, last): (u64, u64)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    if runs.is_empty() { "-".to_owned() } else { runs.into_iter().map(text).collect::<Vec<_>>().join(",") }
 }
 
 /// A table of objects: a column for each name that one of them has.
@@ -332,6 +408,28 @@ mod tests {
         let text = table(&["pod", "buckets"], vec![vec!["a".into(), "12".into()], vec!["longer".into(), "1,234".into()]]);
         assert_eq!(text, "POD     BUCKETS\na            12\nlonger    1,234\n");
         assert_eq!(pairs(&[("id", "1".into()), ("state", "x".into())]), "id     1\nstate  x\n");
+    }
+
+    #[test]
+    fn a_status_for_people() {
+        let text = status(&json!({
+            "counts": { "submitted": 1014, "pending": 1000, "scheduled": 1000, "ready": 0, "retrying": 0, "running": 2, "succeeded": 12, "dead": 0, "held": 0 },
+            "lag_ms": { "p50": 1, "p95": 3, "p99": 9, "max": 1200, "count": 14 },
+            "redis": { "version": "7.0.15", "mode": "single", "used_memory": 2048, "url": "redis://h", "flavor": "redis" },
+            "pods": [{ "id": "pod-a", "host": "h", "pid": 13518, "listen": "127.0.0.1:1", "buckets": [0, 1, 2, 5], "version": "0.1.0" }],
+            "executors": [],
+            "buckets": [{ "bucket": 0, "holders": ["pod-a"], "closed": false, "counts": { "pending": 1000 } }],
+        }));
+        assert_eq!(
+            text,
+            "TASKS\n  submitted               1,014\n  pending                 1,000\n    scheduled             1,000\n    ready                     0\n    \
+             retrying                  0\n  running                     2\n  succeeded                  12\n  dead                        0\n\n\
+             LAG of the last 5 minutes: p50 1 ms, p95 3 ms, p99 9 ms, max 1,200 ms; 14 starts\n\
+             REDIS redis://h: redis 7.0.15, single, 2.0 KiB used\n\n\
+             PODS: 1\nID     HOST    PID  HTTP         BUCKETS  VERSION\npod-a  h     13518  127.0.0.1:1  0-2,5    0.1.0\n\n\
+             EXECUTORS: 0\n\n\
+             BUCKETS: 1\nBUCKET  PENDING  READY  RUNNING  SUCCEEDED  DEAD  NEXT DUE  HELD BY\n0         1,000      -        -          -     -         -  pod-a\n"
+        );
     }
 
     #[test]

@@ -111,8 +111,8 @@ impl Timeline {
     fn width_ms(&self, most: usize) -> i64 {
         let Some((first, last)) = self.ends else { return 60_000 };
         let fits = |width: i64| (last.0 - first.0) / width + 2 <= most as i64;
-        let nice = NICE_MS.into_iter().filter(|width| *width >= STEPS[self.step]);
-        nice.clone().find(|width| fits(*width)).or(nice.last()).unwrap_or(NICE_MS[19])
+        let mut nice = NICE_MS.into_iter().filter(|width| *width >= STEPS[self.step]);
+        nice.find(|width| fits(*width)).unwrap_or(NICE_MS[NICE_MS.len() - 1])
     }
 
     /// For machines: first, last, busiest minute and at most a thousand bins.

@@ -37,7 +37,7 @@ impl<R: Read> CsvRows<R> {
         if !reader.read_byte_record(&mut record).map_err(|error| broken(&error, 1))? {
             return Err(ImportError::Header("the file is empty; its first row must name the columns".to_owned()));
         }
-        let crlf = record.iter().last().is_some_and(|cell| cell.ends_with(b"\r"));
+        let crlf = record.iter().next_back().is_some_and(|cell| cell.ends_with(b"\r"));
         let names = header(&record)?;
         let mut roles = [None; Role::COUNT];
         for (role, name) in plan.roles() {

@@ -91,7 +91,7 @@ impl DueReader {
     /// Reads one due time; the plan's own, before any replay.
     pub fn instant(&self, text: &[u8]) -> Result<UnixMs, FieldError> {
         let text = text.trim_ascii();
-        let looks_like_one = text.first().is_some_and(u8::is_ascii_digit);
+        let looks_like_one = text.len() >= 8 && text[..4].iter().all(u8::is_ascii_digit);
         let wrong = |why: &str| {
             // What the parser says helps with a time that is almost right; of other text it says odd things.
             let why = if looks_like_one { why } else { why.split(": ").next().unwrap_or(why) };

@@ -52,6 +52,15 @@ impl Input {
         Ok(Self { name, file: Some(file), again, size, read, format })
     }
 
+    /// An input of bytes in memory.
+    pub fn of_bytes(name: &str, bytes: &[u8], format: Format) -> Result<Self, ImportError> {
+        let cannot = |error: io::Error| ImportError::Open { name: name.to_owned(), detail: error.to_string() };
+        let mut file = temporary().map_err(cannot)?;
+        io::Write::write_all(&mut file, bytes).map_err(cannot)?;
+        let size = Some(bytes.len() as u64);
+        Ok(Self { name: name.to_owned(), file: Some(file), again: true, size, read: Arc::default(), format: Some(format) })
+    }
+
     /// Makes sure that the input can be read twice: what is no plain file is first written to a
     /// temporary one, which has no name any more and goes when the process does.
     pub fn make_repeatable(&mut self) -> Result<(), ImportError> {

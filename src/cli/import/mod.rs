@@ -75,7 +75,7 @@ pub enum Next {
 /// Rows of either format.
 pub enum Rows<R> {
     /// Comma-separated values.
-    Csv(csv::CsvRows<R>),
+    Csv(Box<csv::CsvRows<R>>),
     /// One object a line.
     Ndjson(ndjson::NdjsonRows<R>),
 }
@@ -84,7 +84,7 @@ impl<R: BufRead> Rows<R> {
     /// Begins to read.
     pub fn new(format: Format, reader: R, plan: Plan) -> Result<Self, ImportError> {
         Ok(match format {
-            Format::Csv => Self::Csv(csv::CsvRows::new(reader, plan)?),
+            Format::Csv => Self::Csv(Box::new(csv::CsvRows::new(reader, plan)?)),
             Format::Ndjson => Self::Ndjson(ndjson::NdjsonRows::new(reader, plan)),
         })
     }
