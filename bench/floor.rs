@@ -5,9 +5,9 @@
 //! members, records and payloads are as long as ours, and sets and hashes are cut as ours are.
 //! Nothing is checked, no limit is kept, nothing can be cancelled, repeated or found out.
 
-use crate::lib::redis::{Bare, Redis};
-use crate::lib::shape::{BATCH, Batches, Shape};
-use crate::lib::stat::Failure;
+use crate::kit::redis::{Bare, Redis};
+use crate::kit::shape::{BATCH, Batches, Shape};
+use crate::kit::stat::Failure;
 use minutehand::model::{LaneCode, Priority, Tier};
 use minutehand::store::intake::Row;
 
@@ -86,7 +86,7 @@ fn submit(bare: &mut Bare, tag: &str, rows: &[Row]) -> Result<(), Failure> {
 fn claim(bare: &mut Bare, tag: &str, rows: &[Row]) -> Result<(), Failure> {
     for (minute, part) in by_minute(rows) {
         let (due, last) = (format!("{tag}due:{minute}"), (part.len() - 1).to_string());
-        bare.add(&[b"ZRANGE", due.as_bytes(), b"0", last.as_bytes(), b"WITHSCORES"]);
+        bare.add(&[b"ZRANGE", due.as_bytes(), b"0", last.as_bytes()]);
         bare.begin(2 + part.len()).word("HMGET").word(format!("{tag}task:{minute}"));
         for row in part {
             bare.word(row.id.as_bytes());

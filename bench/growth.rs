@@ -2,14 +2,13 @@
 
 use minutehand::model::Bucket;
 
-use crate::lib::redis::Redis;
-use crate::lib::shape::{BASE_MS, Batches, Shape, lanes};
-use crate::lib::stat::{Failure, median};
+use crate::kit::redis::Redis;
+use crate::kit::shape::{BASE_MS, Batches, Shape, lanes};
+use crate::kit::stat::{Failure, median};
 use crate::lifecycle::{self, Holder};
 
-/// Waiting tasks, and what claims cost beside them.
+/// What claims cost beside waiting tasks.
 pub struct Growth {
-    pub waiting: usize,
     /// µs of the main thread a task, claims of a few tasks at a time.
     pub claim_us: f64,
     /// µs of the main thread a claim that finds nothing due.
@@ -60,5 +59,5 @@ pub async fn run(redis: &mut Redis, waiting: usize) -> Result<Growth, Failure> {
     if claimed < PROBES * 9 / 10 {
         return Err(format!("only {claimed} of {PROBES} probes came").into());
     }
-    Ok(Growth { waiting, claim_us: median(&rates), empty_us })
+    Ok(Growth { claim_us: median(&rates), empty_us })
 }

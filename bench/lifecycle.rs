@@ -14,9 +14,9 @@ use minutehand::store::{Birth, Space};
 use tokio::task::JoinSet;
 
 use crate::floor::Cost;
-use crate::lib::redis::Redis;
-use crate::lib::shape::{BASE_MS, BATCH, Batches, Shape, lanes};
-use crate::lib::stat::Failure;
+use crate::kit::redis::Redis;
+use crate::kit::shape::{BASE_MS, BATCH, Batches, Shape, lanes};
+use crate::kit::stat::Failure;
 
 const POD: &str = "pod-00000001";
 const EXECUTOR: &str = "executor-001";

@@ -5,7 +5,7 @@
 
 mod floor;
 mod growth;
-mod lib;
+mod kit;
 mod lifecycle;
 mod size;
 
@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 
-use lib::redis::{Door, Redis};
-use lib::report::{Report, table};
-use lib::shape::Shape;
-use lib::stat::{Failure, least, median};
+use kit::redis::{Door, Redis};
+use kit::report::{Report, table};
+use kit::shape::Shape;
+use kit::stat::{Failure, least, median};
 use lifecycle::Mode;
 
 /// What a task costs, measured on a private server.

@@ -1,8 +1,8 @@
 //! Memory of tasks that wait.
 
-use crate::lib::redis::Redis;
-use crate::lib::shape::{Batches, PAYLOAD, Shape, lanes};
-use crate::lib::stat::Failure;
+use crate::kit::redis::Redis;
+use crate::kit::shape::{Batches, PAYLOAD, Shape, lanes};
+use crate::kit::stat::Failure;
 use crate::lifecycle;
 
 /// Bytes a task.

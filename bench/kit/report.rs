@@ -79,7 +79,7 @@ impl Report {
 pub fn table(title: &str, head: &[&str], rows: &[Vec<String>]) {
     println!("\n{title}");
     let mut table = comfy_table::Table::new();
-    table.load_preset(comfy_table::presets::UTF8_HORIZONTAL_ONLY).set_header(head.iter().copied());
+    table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY).set_header(head.iter().copied());
     for row in rows {
         table.add_row(row.iter());
     }

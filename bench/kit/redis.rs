@@ -77,23 +77,6 @@ impl Redis {
         Ok(number(&info, "used_memory")? - number(&info, "mem_clients_normal")?)
     }
 
-    /// Calls and µs of each command so far.
-    pub fn command_stats(&mut self) -> Result<Vec<(String, u64, u64)>, Failure> {
-        let info = self.info("commandstats")?;
-        let mut out = Vec::new();
-        for line in info.lines() {
-            let Some((name, rest)) = line.strip_prefix("cmdstat_").and_then(|line| line.split_once(':')) else {
-                continue;
-            };
-            let field = |key: &str| {
-                let value = rest.split(',').find_map(|part| part.strip_prefix(key));
-                value.and_then(|value| value.parse().ok()).unwrap_or(0)
-            };
-            out.push((name.to_owned(), field("calls="), field("usec=")));
-        }
-        Ok(out)
-    }
-
     /// Bytes by kind of key: the part after the tag, up to its next `:`. Exact (every element is counted),
     /// so it takes a while.
     pub fn bytes_by_kind(&mut self) -> Result<Vec<(String, usize, f64)>, Failure> {
