@@ -85,6 +85,22 @@ pub const ATTEMPTS_KEPT_MAX: usize = 16;
 pub const KEY_WINDOW_MS: i64 = 86_400_000;
 /// The same for imports.
 pub const IMPORT_KEY_WINDOW_MS: i64 = 7 * 86_400_000;
+/// Longest row of an import: a full payload with room for its other columns and for quoting.
+pub const IMPORT_ROW_MAX_BYTES: usize = 4 << 20;
+/// Most columns of an import.
+pub const IMPORT_COLUMNS_MAX: usize = 1_024;
+/// Deepest nesting of a JSON value in an import.
+pub const IMPORT_DEPTH_MAX: usize = 64;
+/// Rows that travel together from an import's reader to its sender: some 500 for each of eight buckets. Also bounded by bytes.
+pub const IMPORT_CHUNK_ROWS: usize = 4_000;
+/// Bytes of payload at which such a chunk is passed on.
+pub const IMPORT_CHUNK_BYTES: usize = 1 << 20;
+/// Chunks that wait between an import's reader and its sender.
+pub const IMPORT_CHUNKS_WAITING: usize = 4;
+/// Chunks of an import that are with Redis at the same time.
+pub const IMPORT_IN_FLIGHT: usize = 4;
+/// Bad rows that are shown; all are counted.
+pub const BAD_ROWS_SHOWN_MAX: usize = 20;
 /// Longest key window.
 pub const KEY_WINDOW_MAX_MS: i64 = 31 * 86_400_000;
 /// Ids of finished tasks are remembered at least this long.
@@ -100,6 +116,16 @@ pub const DEAD_KEEP_ROWS: usize = 100_000;
 /// Bytes of events kept per namespace, shared by its buckets.
 pub const EVENTS_MAX_BYTES: usize = 512 << 20;
 
+/// Connections to the HTTP port that are open at the same time; further ones wait to be accepted.
+pub const HTTP_CONNECTIONS_MAX: usize = 256;
+/// Longest time for the answer to one HTTP request.
+pub const HTTP_TIMEOUT_MS: i64 = 10_000;
+/// How long a stopping HTTP port waits for the requests under way.
+pub const HTTP_STOP_MS: i64 = 1_000;
+/// Longest body of an HTTP request: nothing served here reads one.
+pub const HTTP_BODY_MAX_BYTES: usize = 64 << 10;
+/// Causes of not being ready that are kept.
+pub const READY_CAUSES_MAX: usize = 16;
 /// Most task slots of one executor.
 pub const SLOTS_MAX: usize = 10_000;
 /// Bytes waiting in one executor's inbox.
@@ -119,5 +145,6 @@ const _: () = assert!(BATCH_MAX_ROWS * 2 < 7_000, "a batch of pairs must fit Lua
 const _: () = assert!(LOST_AFTER_MS >= 3 * HEARTBEAT_MS, "two lost heartbeats must not kill");
 const _: () = assert!(POLL_MS < LOCK_MS, "a sleeping pod must wake up before its permit ends");
 const _: () = assert!(PAYLOAD_MAX_BYTES + 4_096 <= BATCH_MAX_BYTES, "one full payload must fit in a batch");
+const _: () = assert!(IMPORT_ROW_MAX_BYTES >= 2 * PAYLOAD_MAX_BYTES, "a full payload may double by quoting");
 const _: () = assert!(KEY_BUCKETS_DEFAULT.is_power_of_two() && BUCKETS_MAX.is_power_of_two());
 const _: () = assert!((UNCOUNTED_LOSSES_MAX as i64) < 256 && RETRIES_MAX < 255, "both are two hex digits in Redis");

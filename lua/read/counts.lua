@@ -3,7 +3,7 @@
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""
 -- gives   OK {stamp, counts (flat), lag (flat: bin, count, …, "max", lag; minute by minute), lock (flat), closed, first due,
---         lanes parked (flat: lane, size), retry lanes (flat: lane, size), due sets}
+--         lanes that stand aside (flat: lane, size), lanes in turn (flat: lane, size), entries of the agenda, tasks that failed and live}
 -- bound   six minutes of lag; at most 64 parked lanes and 64 lanes a priority
 -- events  none
 -- memory  no-writes
@@ -36,4 +36,5 @@ while #stands > 64 do table.remove(stands) end
 return {
   'OK', stamp, call('HGETALL', P .. 'counts'), lag, call('HGETALL', P .. 'lock'),
   call('HGET', KEYS[1], 'closed') or '', first, sizes(stands), sizes(waiting), call('ZCARD', P .. 'agenda'),
+  call('HLEN', P .. 'tries'),
 }

@@ -84,7 +84,9 @@ impl PrivateCluster {
         for (at, replica) in cluster.replicas.iter().enumerate() {
             let id = cluster.masters[at / replicas_each].run(&["CLUSTER", "MYID"]);
             let id = id.map_err(io_error("ask a master for its id"))?.text().to_owned();
-            wait_until("a replica has its master", || replica.run(&["CLUSTER", "REPLICATE", &id]).map(|_| true))?;
+            wait_until("a replica has its master", || {
+                replica.run(&["CLUSTER", "REPLICATE", &id]).map(|_| true)
+            })?;
             wait_until("a replica has its data", || {
                 Ok(replica.run(&["INFO", "replication"])?.text().contains("master_link_status:up"))
             })?;
@@ -111,7 +113,8 @@ impl PrivateCluster {
 
     /// The address for a store.
     pub fn url(&self) -> String {
-        let hosts: Vec<String> = self.masters.iter().map(|node| format!("127.0.0.1:{}", port(node))).collect();
+        let hosts: Vec<String> =
+            self.masters.iter().map(|node| format!("127.0.0.1:{}", port(node))).collect();
         format!("redis-cluster://{}", hosts.join(","))
     }
 
@@ -120,7 +123,11 @@ impl PrivateCluster {
         let at = (usize::from(slot) * self.masters.len()) / SLOTS;
         // The division rounds down, so the neighbour may be the owner.
         let next = (at + 1).min(self.masters.len() - 1);
-        if usize::from(slot) >= next * SLOTS / self.masters.len() { &self.masters[next] } else { &self.masters[at] }
+        if usize::from(slot) >= next * SLOTS / self.masters.len() {
+            &self.masters[next]
+        } else {
+            &self.masters[at]
+        }
     }
 }
 
@@ -159,7 +166,8 @@ impl PrivateSentinel {
             format!("sentinel failover-timeout {SENTINEL_SERVICE} 3000"),
         ];
         let options = ServerOptions { sentinel: true, lines, ..options };
-        let sentinels = (0..3).map(|_| PrivateServer::start_blocking(options.clone())).collect::<Result<Vec<_>, _>>()?;
+        let sentinels =
+            (0..3).map(|_| PrivateServer::start_blocking(options.clone())).collect::<Result<Vec<_>, _>>()?;
         for sentinel in &sentinels {
             wait_until("the sentinels know each other and the replica", || {
                 let info = sentinel.run(&["INFO", "sentinel"])?;
@@ -171,7 +179,8 @@ impl PrivateSentinel {
 
     /// The address for a store.
     pub fn url(&self) -> String {
-        let hosts: Vec<String> = self.sentinels.iter().map(|node| format!("127.0.0.1:{}", port(node))).collect();
+        let hosts: Vec<String> =
+            self.sentinels.iter().map(|node| format!("127.0.0.1:{}", port(node))).collect();
         format!("redis-sentinel://{}?sentinelServiceName={SENTINEL_SERVICE}", hosts.join(","))
     }
 }

@@ -111,6 +111,8 @@ impl ServerBinary {
 
     /// Asks one program for its version.
     fn check(path: &Path) -> Result<Self, String> {
+        // The server is started in a directory of its own, where a relative path would name another file.
+        let path = &std::path::absolute(path).map_err(|error| error.to_string())?;
         let told = Command::new(path).arg("--version").stdin(Stdio::null()).output();
         let told = told.map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&told.stdout);
@@ -120,7 +122,7 @@ impl ServerBinary {
         if major.is_none_or(|major| major < 7) {
             return Err(format!("version {version} is too old"));
         }
-        Ok(Self { path: path.to_owned(), version, valkey: text.to_lowercase().contains("valkey") })
+        Ok(Self { path: path.clone(), version, valkey: text.to_lowercase().contains("valkey") })
     }
 }
 
@@ -136,7 +138,8 @@ fn candidates() -> Vec<PathBuf> {
         places.extend(std::env::split_paths(&path).map(|dir| dir.join(name)));
     }
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from).or_else(home);
+    let cache =
+        std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from).or_else(home);
     places.extend(cache.into_iter().flat_map(|dir| fetched(dir.join("minutehand/server"))));
     places
 }
@@ -406,6 +409,29 @@ pub(super) async fn blocking<T: Send + 'static>(
     }
 }
 
+/// Removes what processes that were killed have left behind: a private directory whose maker is
+/// gone, with a socket on which nobody listens.
+fn sweep(temporary: &Path) {
+    let Ok(entries) = fs::read_dir(temporary) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let maker =
+            name.to_str().and_then(|name| name.strip_prefix("minutehand-")?.split('-').next()?.parse().ok());
+        let Some(maker) = maker.filter(|pid: &libc::pid_t| *pid > 0) else { continue };
+        // SAFETY: signal 0 is never delivered; it only asks whether the process exists.
+        let alive = unsafe { libc::kill(maker, 0) } == 0
+            || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
+        let refused = || {
+            let tried = std::os::unix::net::UnixStream::connect(entry.path().join("server.sock"));
+            tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        };
+        if !alive && refused() {
+            // It may belong to another user; then it stays.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 fn make_dir(data_dir: Option<&Path>) -> Result<Dir, DevError> {
     let make = |path: &Path| {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
@@ -417,6 +443,8 @@ fn make_dir(data_dir: Option<&Path>) -> Result<Dir, DevError> {
             Dir { path, ours: false }
         }
         None => {
+            static SWEPT: std::sync::Once = std::sync::Once::new();
+            SWEPT.call_once(|| sweep(&std::env::temp_dir()));
             let name = format!("minutehand-{}-{:08x}", std::process::id(), fastrand::u32(..));
             let temporary = std::env::temp_dir().join(&name);
             let short = temporary.as_os_str().len() + "/server.sock".len() <= SOCKET_PATH_MAX_BYTES;
@@ -471,7 +499,10 @@ fn free_port() -> Result<u16, DevError> {
         // Below the range from which the system gives ports to outgoing connections.
         .map(|_| fastrand::u16(11_000..22_000))
         .find(|port| free(*port) && free(*port + 10_000))
-        .ok_or_else(|| DevError::Io { what: "find a free port".into(), source: io::ErrorKind::AddrInUse.into() })
+        .ok_or_else(|| DevError::Io {
+            what: "find a free port".into(),
+            source: io::ErrorKind::AddrInUse.into(),
+        })
 }
 
 type Job = (Command, mpsc::Sender<io::Result<Child>>);

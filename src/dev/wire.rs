@@ -88,7 +88,9 @@ impl Wire {
         let (kind, rest) = line.split_at_checked(1).ok_or_else(|| wrong("an empty line"))?;
         let length = || match rest.parse::<i64>() {
             Ok(-1) => Ok(None),
-            Ok(n) => usize::try_from(n).ok().filter(|n| *n <= LENGTH_MAX).map(Some).ok_or_else(|| wrong(line)),
+            Ok(n) => {
+                usize::try_from(n).ok().filter(|n| *n <= LENGTH_MAX).map(Some).ok_or_else(|| wrong(line))
+            }
             Err(_) => Err(wrong(line)),
         };
         match kind {

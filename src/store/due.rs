@@ -274,3 +274,11 @@ pub async fn release(
         })
         .collect())
 }
+
+/// Lets go of a bucket, so that another pod may take it at once.
+pub async fn yield_bucket(space: &Space, bucket: Bucket, pod: &str, permit: &[u8; 16]) -> Result<(), StoreError> {
+    let mut args = space.args(3, 64);
+    args.bytes(clip(pod, 32)).bytes(permit);
+    space.call(&script::YIELD, space.guard(bucket), args).await?.ok()?;
+    Ok(())
+}

@@ -70,6 +70,8 @@ pub struct PodRecord {
     pub buckets: Vec<u16>,
     /// Whether it claims nothing new.
     pub draining: bool,
+    /// Whether it has claimed tasks since its last report.
+    pub busy: bool,
 }
 
 fn registry(space: &Space, room: &str) -> Guard {
@@ -80,6 +82,7 @@ async fn beat<T: Serialize + for<'de> Deserialize<'de>>(
     space: &Space,
     room: &str,
     me: Option<(&str, &T)>,
+    lost_after_ms: i64,
     list: bool,
 ) -> Result<Vec<T>, StoreError> {
     let mut args = space.args(5, 1_024);
@@ -95,7 +98,7 @@ async fn beat<T: Serialize + for<'de> Deserialize<'de>>(
             args.bytes(b"").bytes(b"");
         }
     }
-    args.number(limits::LOST_AFTER_MS).bytes(if list { b"1" } else { b"" });
+    args.number(lost_after_ms).bytes(if list { b"1" } else { b"" });
     let mut fields = space.call(&script::BEAT, &registry(space, room), args).await?.ok()?;
     let mut out = Vec::with_capacity(fields.left() / 2);
     while fields.left() > 0 {
@@ -109,14 +112,14 @@ async fn beat<T: Serialize + for<'de> Deserialize<'de>>(
     Ok(out)
 }
 
-/// A pod says that it lives; answers all live pods.
-pub async fn beat_pod(space: &Space, pod: &PodRecord) -> Result<Vec<PodRecord>, StoreError> {
-    beat(space, "pods", Some((&pod.id, pod)), true).await
+/// A pod says that it lives; answers all live pods: those that were heard of within `lost_after_ms`.
+pub async fn beat_pod(space: &Space, pod: &PodRecord, lost_after_ms: i64) -> Result<Vec<PodRecord>, StoreError> {
+    beat(space, "pods", Some((&pod.id, pod)), lost_after_ms, true).await
 }
 
 /// An executor says that it lives, and keeps its inbox open.
 pub async fn beat_executor(space: &Space, executor: &ExecutorRecord) -> Result<(), StoreError> {
-    beat(space, "executors", Some((&executor.id, executor)), false).await?;
+    beat(space, "executors", Some((&executor.id, executor)), limits::LOST_AFTER_MS, false).await?;
     let mut args = space.args(4, 64);
     let capacity = if executor.draining { 0 } else { executor.capacity };
     args.number(capacity).number(limits::LOST_AFTER_MS).number(executor.urgent_slots);
@@ -126,12 +129,12 @@ pub async fn beat_executor(space: &Space, executor: &ExecutorRecord) -> Result<(
 
 /// All live pods.
 pub async fn pods(space: &Space) -> Result<Vec<PodRecord>, StoreError> {
-    beat(space, "pods", None, true).await
+    beat(space, "pods", None, limits::LOST_AFTER_MS, true).await
 }
 
 /// All live executors.
 pub async fn executors(space: &Space) -> Result<Vec<ExecutorRecord>, StoreError> {
-    beat(space, "executors", None, true).await
+    beat(space, "executors", None, limits::LOST_AFTER_MS, true).await
 }
 
 async fn leave(space: &Space, room: &str, id: &str) -> Result<(), StoreError> {

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use fred::interfaces::ClientLike;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -45,7 +46,7 @@ pub use topology::{SLOTS, slot_of};
 use crate::clock::mono;
 use crate::limits::CALL_RETRIES_MAX;
 use connect::Dialer;
-use script_call::{Fault, Request};
+use script_call::{Fault, Request, Wait};
 use subscribe::Hub;
 use topology::{Node, Topology};
 
@@ -55,6 +56,8 @@ const REDIRECTS_MAX: u32 = 8;
 const LOADS_MAX: u32 = 2;
 /// First wait before the store tries a call again; doubled each time.
 const RETRY_MIN: Duration = Duration::from_millis(10);
+/// How long a call waits for a connection to one node before it asks again who owns its slot.
+const WAIT_FOR_NODE: Duration = Duration::from_millis(100);
 
 /// Which server a plain command goes to.
 #[derive(Debug, Clone, Copy)]
@@ -200,7 +203,29 @@ impl Store {
         args: Vec<Bytes>,
     ) -> Result<Reply, StoreError> {
         let slot = slot_of(&keys[0]);
-        self.run(Request::Script { script, keys: &keys, args: &args }, Some(slot)).await
+        self.run(Request::Script { script, keys: &keys, args: &args, wait: None }, Some(slot)).await
+    }
+
+    /// Runs a script and then waits until so many replicas have its writes, at most `at_most_ms`
+    /// (not more than half of the call's time-out). Gives the answer and how many replicas have them:
+    /// fewer than asked for is an answer, not an error. Other calls on the same connection wait too.
+    pub async fn call_replicated(
+        &self,
+        script: &'static Script,
+        keys: [Bytes; 2],
+        args: Vec<Bytes>,
+        replicas: u32,
+        at_most_ms: u32,
+    ) -> Result<(Reply, u32), StoreError> {
+        let half = u32::try_from(self.inner.topology.dialer.call_timeout.as_millis() / 2).unwrap_or(u32::MAX);
+        // Zero would wait for ever; more than a second looks like a dead connection.
+        let wait = Some(Wait { replicas, at_most_ms: at_most_ms.clamp(1, half.clamp(1, 1_000)) });
+        let slot = slot_of(&keys[0]);
+        let both = self.run(Request::Script { script, keys: &keys, args: &args, wait }, Some(slot)).await?;
+        let mut both = both.fields(script.name)?;
+        let answer = both.next("the answer")?;
+        let have = both.int("the replicas")?;
+        Ok((answer, u32::try_from(have).map_err(|_| both.bad("a count of replicas out of range"))?))
     }
 
     /// Runs several calls at the same time; the answers stand in the order of the calls.
@@ -285,9 +310,15 @@ impl Store {
     ) -> Result<Reply, Fault> {
         let topology = &self.inner.topology;
         let start = mono();
-        let client = node.client(left).await.map_err(|detail| Fault::Unsent { detail })?;
+        // In a cluster the slot may get another owner while its old one is away.
+        let wait = if node.host().is_some() { left.min(WAIT_FOR_NODE) } else { left };
+        let client = node.client(wait).await.map_err(|detail| Fault::Unsent { detail })?;
         let left = left.saturating_sub(mono().saturating_duration_since(start)).max(Duration::from_millis(1));
-        let answer = script_call::send(&client, request, left, asking).await;
+        let mut answer = script_call::send(&client, request, left, asking).await;
+        if matches!(answer, Err(Fault::Late)) && !client.is_connected() {
+            // It waited for a connection that never came. It may also have been lost with the last one.
+            answer = Err(Fault::Broken { detail: node.trouble() });
+        }
         match &answer {
             Err(Fault::Late) => {
                 node.was_late(&topology.dialer);
@@ -309,6 +340,7 @@ impl Store {
             if map.nodes.len() > 1 { fastrand::u16(0..SLOTS) } else { 0 }
         });
         let (mut redirects, mut loads, mut tries) = (0, 0, 0);
+        let mut last = Fault::Late;
         let mut asked: Option<Arc<Node>> = None;
         loop {
             let left = deadline.saturating_duration_since(mono());
@@ -316,7 +348,7 @@ impl Store {
             let asking = asked.is_some();
             let fault = match asked.take().or(owner) {
                 _ if topology.closed.is_cancelled() => return Err(StoreError::Closed),
-                _ if left.is_zero() => Fault::Late,
+                _ if left.is_zero() => return Err(self.error(name, last)),
                 Some(node) => match self.send(&node, request, left, asking).await {
                     Ok(reply) => return Ok(reply),
                     Err(Fault::NoScript) if loads < LOADS_MAX => {
@@ -348,17 +380,19 @@ impl Store {
                 }
             };
             let again = match &fault {
-                Fault::Refused { cause, .. } => cause.passes_soon(),
+                Fault::Refused { cause, .. } => cause.passes_soon() && tries < CALL_RETRIES_MAX,
+                // Nothing was sent, so this costs the server nothing: it goes on until the deadline.
                 Fault::Unsent { .. } => true,
                 _ => false,
             };
-            if !again || tries >= CALL_RETRIES_MAX || !pause(tries, deadline).await {
+            if !again || !pause(tries, deadline).await {
                 return Err(self.error(name, fault));
             }
             tries += 1;
             if !matches!(fault, Fault::Refused { cause: Cause::TryAgain, .. }) {
                 topology.want_refresh();
             }
+            last = fault;
         }
     }
 
@@ -406,7 +440,7 @@ fn named(host: Host, sender: &Node) -> Host {
 
 /// Waits before the next try; false when the deadline leaves no time for one.
 async fn pause(tries: u32, deadline: Instant) -> bool {
-    let longest = RETRY_MIN * 2_u32.saturating_pow(tries);
+    let longest = RETRY_MIN * 2_u32.saturating_pow(tries.min(CALL_RETRIES_MAX));
     let wait = longest.mul_f64(0.5 + fastrand::f64() / 2.0);
     if mono() + wait >= deadline {
         return false;

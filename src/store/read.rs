@@ -205,6 +205,8 @@ pub struct BucketCounts {
     pub ready: Vec<(LaneCode, u64)>,
     /// Entries of the agenda.
     pub agenda: u64,
+    /// Tasks that have failed and not ended.
+    pub tries: i64,
     /// Redis's time of the answer.
     pub now: UnixMs,
 }
@@ -253,6 +255,7 @@ pub async fn counts(space: &Space, bucket: Bucket) -> Result<BucketCounts, Store
         }
     }
     out.agenda = u64::try_from(fields.int("agenda")?).unwrap_or(0);
+    out.tries = fields.int("tries")?;
     Ok(out)
 }
 

@@ -54,6 +54,7 @@ scripts! {
     REPRIORITIZE = "intake.reprioritize" "" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending"] "intake/reprioritize";
     CLAIM = "due.claim" "allow-oom" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/claim";
     RELEASE = "due.release" "allow-oom" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/release";
+    YIELD = "due.yield" "allow-oom" [] "due/yield";
     START = "run.start" "allow-oom" ["lib/event" "lib/run" "lib/hold"] "run/start";
     RENEW = "run.renew" "allow-oom" ["lib/run" "lib/hold"] "run/renew";
     OFFERED = "run.offer" "allow-oom" ["lib/event" "lib/run" "lib/hold"] "run/offer";

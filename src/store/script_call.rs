@@ -13,11 +13,19 @@ use super::error::{Cause, StoreError};
 use super::reply::Reply;
 use super::script::Script;
 
+/// Wait for replicas after a script, on its own connection: elsewhere the count would say nothing.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wait {
+    pub replicas: u32,
+    pub at_most_ms: u32,
+}
+
 /// What is to be sent. Its parts are counted references: sending it again copies no bytes.
 #[derive(Clone, Copy)]
 pub(super) enum Request<'a> {
-    /// A script by its digest, with the two keys that every script declares.
-    Script { script: &'static Script, keys: &'a [Bytes; 2], args: &'a [Bytes] },
+    /// A script by its digest, with the two keys that every script declares. With `wait` the answer
+    /// is a list: that of the script, and how many replicas have its writes.
+    Script { script: &'static Script, keys: &'a [Bytes; 2], args: &'a [Bytes], wait: Option<Wait> },
     /// A plain command.
     Command { name: &'static str, args: &'a [Bytes] },
 }
@@ -31,11 +39,18 @@ impl Request<'_> {
         }
     }
 
+    fn wait(&self) -> Option<Wait> {
+        match self {
+            Self::Script { wait, .. } => *wait,
+            Self::Command { .. } => None,
+        }
+    }
+
     fn command(&self) -> (CustomCommand, Vec<Value>) {
         // One client talks to one server, so the client's own choice of a slot has no meaning.
         let whole = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
         match self {
-            Self::Script { script, keys, args } => {
+            Self::Script { script, keys, args, .. } => {
                 let mut values = Vec::with_capacity(args.len() + 4);
                 values.push(Value::Bytes(Bytes::from_static(script.sha1().as_bytes())));
                 values.push(Value::Bytes(Bytes::from_static(b"2")));
@@ -81,16 +96,33 @@ pub(super) async fn send(
     let name = request.name();
     let (command, values) = request.command();
     let options = Options { timeout: Some(left), max_attempts: Some(1), ..Options::default() };
-    if asking {
-        // The two must be neighbours on the wire, which the client grants within one pipeline.
-        let pipeline = client.pipeline();
-        let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
+    let wait = request.wait();
+    if asking || wait.is_some() {
+        // They must be neighbours on one connection, which the client grants within one pipeline.
+        let pipeline = client.pipeline().with_options(&options);
+        let plain = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
         let queued = async {
-            pipeline.custom::<(), Value>(asking, Vec::new()).await?;
+            if asking {
+                pipeline.custom::<(), Value>(plain("ASKING"), Vec::new()).await?;
+            }
             pipeline.custom::<(), Value>(command, values).await?;
-            pipeline.last::<Value>().await
+            if let Some(wait) = wait {
+                let args = vec![Value::Integer(wait.replicas.into()), Value::Integer(wait.at_most_ms.into())];
+                pipeline.custom::<(), Value>(plain("WAIT"), args).await?;
+            }
+            Ok::<_, Error>(pipeline.try_all::<Value>().await)
         };
-        return queued.await.map(Reply::from_value).map_err(|error| of_error(name, &error));
+        let mut answers = queued.await.map_err(|error| of_error(name, &error))?.into_iter();
+        let mut next = || match answers.next() {
+            Some(Ok(value)) => Ok(Reply::from_value(value)),
+            Some(Err(error)) => Err(of_error(name, &error)),
+            None => Err(Fault::Broken { detail: "an answer is missing".into() }),
+        };
+        if asking {
+            next()?;
+        }
+        let answer = next()?;
+        return if wait.is_some() { Ok(Reply::Array(vec![answer, next()?])) } else { Ok(answer) };
     }
     match client.with_options(&options).custom_raw(command, values).await {
         Ok(frame) => Reply::from_frame(frame).map_err(|text| of_text(name, &text)),

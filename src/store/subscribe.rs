@@ -19,6 +19,7 @@ use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::connect::Place;
+use super::script_call::{Fault, of_error};
 use super::topology::{AbortOnDrop, NodeAddr, Topology, slot_of};
 use crate::clock::mono;
 use crate::limits::RECONNECT_MAX_MS;
@@ -27,7 +28,7 @@ use crate::limits::RECONNECT_MAX_MS;
 const WAKES_KEPT: usize = 64;
 /// How long one subscription may take before its connection is given up.
 const SUBSCRIBE_LIMIT: Duration = Duration::from_millis(1_000);
-/// Wait before a refused subscription is tried again.
+/// First wait before a refused subscription is tried again; doubled up to `RENEW`.
 const RETRY: Duration = Duration::from_millis(200);
 /// How often everything is subscribed once more, without a word to the receivers: it finds dead
 /// connections, and channels that the server dropped while their slot left and came back.
@@ -197,11 +198,13 @@ async fn listen(hub: Arc<Hub>, server: ServerConfig, mut want: watch::Receiver<H
         let mut ear = Heard { hub: &hub, client: &client, heard: HashSet::new(), quiet: HashSet::new() };
         let mut next = Instant::from(mono()) + RENEW;
         let mut up = false;
+        let mut retry = RETRY;
         loop {
             tokio::select! {
                 _ = &mut router => break,
                 got = ups.recv() => if got.is_ok() {
                     up = true;
+                    retry = RETRY;
                     ear.heard.clear();
                 },
                 got = want.changed() => if got.is_err() { return },
@@ -210,8 +213,14 @@ async fn listen(hub: Arc<Hub>, server: ServerConfig, mut want: watch::Receiver<H
             if up {
                 let wanted = want.borrow_and_update().clone();
                 match ear.settle(&wanted).await {
-                    Settled::Done => next = Instant::from(mono()) + RENEW,
-                    Settled::Refused => next = Instant::from(mono()) + RETRY,
+                    Settled::Done => {
+                        next = Instant::from(mono()) + RENEW;
+                        retry = RETRY;
+                    }
+                    Settled::Refused => {
+                        next = Instant::from(mono()) + retry;
+                        retry = (retry * 2).min(RENEW);
+                    }
                     Settled::Dead => break,
                 }
             } else {
@@ -256,8 +265,12 @@ impl Heard<'_> {
                     }
                 }
                 Ok(Err(error)) => {
-                    tracing::debug!(%error, "could not subscribe");
-                    self.hub.topology.want_refresh();
+                    if matches!(of_error("SSUBSCRIBE", &error), Fault::Fatal(_)) {
+                        // A missing right or command: sleepers then wake by their poll alone.
+                        tracing::warn!(%error, "could not subscribe to wake-ups");
+                    } else {
+                        self.hub.topology.want_refresh();
+                    }
                     settled = Settled::Refused;
                 }
                 Err(_) => return Settled::Dead,

@@ -240,7 +240,8 @@ impl Node {
         }
     }
 
-    fn trouble(&self) -> String {
+    /// The last trouble of any of its connections.
+    pub fn trouble(&self) -> String {
         let conns = self.conns.load();
         let error = conns.iter().find_map(|conn| conn.link.borrow().error.clone());
         error.unwrap_or_else(|| "no connection".into())
@@ -337,7 +338,9 @@ impl View {
             let mut range = range.fields(script)?;
             let slot = |n: i64| u16::try_from(n).ok().filter(|slot| *slot < SLOTS);
             let (low, high) = (slot(range.int("first slot")?), slot(range.int("last slot")?));
-            let (Some(low), Some(high)) = (low, high) else { return Err(range.bad("a slot out of range")) };
+            let (Some(low), Some(high)) = (low, high.filter(|high| low <= Some(*high))) else {
+                return Err(range.bad("a slot out of range"));
+            };
             view.ranges.push((low, high, host(range.fields("the master")?)?));
             while range.left() > 0 {
                 view.replicas.push(host(range.fields("a replica")?)?);
@@ -392,7 +395,7 @@ impl Topology {
         // A sentinel, its sisters and the master are asked one after the other.
         let left = topology.dialer.connect_timeout * 3;
         if cluster {
-            topology.refresh(left).await.map_err(|cause| topology.unreachable(cause, false))?;
+            topology.refresh(left).await.map_err(|cause| topology.cannot_start(&cause))?;
         }
         for node in &topology.map.load_full().nodes {
             let up = node.up(left).await;
@@ -413,6 +416,10 @@ impl Topology {
     }
 
     fn cannot_start(&self, cause: &str) -> StoreError {
+        if cause.contains("cluster support disabled") {
+            let what = "the server is not part of a cluster; write redis:// instead of redis-cluster://";
+            return StoreError::BadUrl { what: what.into() };
+        }
         match super::script_call::of_text("HELLO", cause) {
             super::script_call::Fault::Fatal(error @ StoreError::NoPermission { .. }) => error,
             _ => self.unreachable(cause.to_owned(), false),
@@ -582,11 +589,15 @@ async fn ask(client: &Client, host: &str, limit: Duration) -> Result<View, Strin
 async fn keep_map(topology: Arc<Topology>) {
     let closed = topology.closed.clone();
     let work = async {
+        // The same trouble is told once, not every second.
+        let mut trouble = None;
         loop {
             let _ = timeout(REFRESH, topology.wanted.notified()).await;
-            if let Err(why) = topology.refresh(topology.dialer.connect_timeout).await {
+            let now = topology.refresh(topology.dialer.connect_timeout).await.err();
+            if let Some(why) = now.as_ref().filter(|_| now != trouble) {
                 tracing::warn!(why, "could not renew the cluster's slots");
             }
+            trouble = now;
             sleep(REFRESH_GAP).await;
         }
     };
@@ -663,7 +674,10 @@ mod tests {
             replicas: vec![Host::new("r", 2)],
         };
         assert_eq!(view, Ok(want));
-        let wild = Reply::Array(vec![Reply::Array(vec![Reply::Int(0), Reply::Int(16_384)])]);
-        assert!(View::parse("", wild, "asked").is_err());
+        for (low, high) in [(0, 16_384), (-1, 5), (9, 8)] {
+            let wild = Reply::Array(vec![Reply::Array(vec![Reply::Int(low), Reply::Int(high)])]);
+            let error = View::parse("", wild, "asked").expect_err("no such range");
+            assert!(error.to_string().contains("a slot out of range"), "{error}");
+        }
     }
 }

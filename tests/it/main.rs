@@ -1,3 +1,4 @@
-//! One test binary: a file beside each file of `src/store`, and the doors above it.
+//! Tests against real servers that they start themselves: one binary, a file beside each file of `store/`, and the doors above it.
 
+mod connect;
 mod due;

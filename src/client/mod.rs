@@ -1,0 +1,199 @@
+//! The SDK for those who have work to be done: submit, look up, cancel, move, and see how things stand.
+//!
+//! Every door (the CLI, HTTP, a program of yours) goes through [`Client`], so all of them check alike.
+
+mod query;
+mod stream;
+mod submit;
+
+pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
+pub use stream::{StreamProgress, StreamSettings, SubmitStream};
+pub use submit::{Due, NewTask, SubmitError, Submitted};
+
+use crate::limits;
+use crate::model::field::FieldError;
+use crate::model::{Namespace, TaskId, UnixMs};
+use crate::store::intake::{self, WishAnswer};
+use crate::store::{ConnectSettings, Space, Store, StoreError, member};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where a client connects and how long it tries.
+#[derive(Debug, Clone)]
+pub struct ClientSettings {
+    /// How Redis is reached.
+    pub redis: ConnectSettings,
+    /// The namespace.
+    pub namespace: Namespace,
+}
+
+/// Why a call to a client failed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ClientError {
+    /// A field was refused; nothing was changed.
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    /// Redis did not answer, or not well.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// There is no such task, or it ended too long ago.
+    #[error("there is no task {0}, or it ended too long ago to be remembered")]
+    NotFound(TaskId),
+    /// The wish cannot be granted in the task's state.
+    #[error("task {id} is {state}; {advice}")]
+    WrongState {
+        /// The task.
+        id: TaskId,
+        /// Its state.
+        state: String,
+        /// What can be done.
+        advice: &'static str,
+    },
+    /// A submit was repeated too late to tell whether its first sending arrived.
+    #[error("it is not known whether task {0} was created: its first sending got no answer for over two minutes; use an idempotency key to make this exact")]
+    FateUnknown(TaskId),
+}
+
+/// What a cancel did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cancelled {
+    /// The task was pending, or had been cancelled before: it will not run.
+    Done,
+    /// The task runs; it was asked to stop.
+    Asked {
+        /// Pod or executor that holds it.
+        holder: String,
+    },
+}
+
+/// A connection for those who have work to be done. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    space: Space,
+    batcher: submit::Batcher,
+}
+
+impl Client {
+    /// Connects to Redis and opens a namespace.
+    pub async fn connect(settings: ClientSettings) -> Result<Self, ClientError> {
+        let store = Store::connect(settings.redis).await?;
+        Ok(Self::new(Space::open(store, settings.namespace).await?))
+    }
+
+    /// A client on a space that is open already. Must be called within a tokio runtime.
+    pub fn new(space: Space) -> Self {
+        let batcher = submit::Batcher::start(space.clone());
+        Self { inner: Arc::new(Inner { space, batcher }) }
+    }
+
+    /// The space.
+    pub fn space(&self) -> &Space {
+        &self.inner.space
+    }
+
+    /// Submits one task. Calls made at the same time share their round trips.
+    ///
+    /// Safe to repeat by an idempotency key; a lost reply is asked for again within.
+    pub async fn submit(&self, task: NewTask) -> Result<Submitted, ClientError> {
+        self.inner.batcher.submit(task).await
+    }
+
+    /// Submits any number of tasks; answers each, in order.
+    ///
+    /// `Err` means that Redis was lost on the way: the tasks may or may not stand, and those with an
+    /// idempotency key are safe to send again.
+    pub async fn submit_batch(
+        &self,
+        tasks: Vec<NewTask>,
+    ) -> Result<Vec<Result<Submitted, SubmitError>>, ClientError> {
+        submit::submit_batch(&self.inner.space, tasks).await
+    }
+
+    /// A stream of tasks with back-pressure, for large plans.
+    pub fn stream(&self, settings: StreamSettings) -> SubmitStream {
+        SubmitStream::start(self.inner.space.clone(), settings)
+    }
+
+    /// Cancels a task. `who` and `cause` go into its history.
+    pub async fn cancel(&self, id: TaskId, who: &str, cause: &str) -> Result<Cancelled, ClientError> {
+        let space = self.space();
+        let ids = [id];
+        let answers = repeat(space, || intake::cancel(space, id.bucket(), who, cause, &ids)).await?;
+        match answers.into_iter().next().unwrap_or(WishAnswer::Unknown) {
+            WishAnswer::Done => Ok(Cancelled::Done),
+            WishAnswer::Running { holder } => {
+                // A hint; the executor hears of the flag at its next renewal anyway.
+                let _ = member::tell_executor(space, &holder, format!("c{id}").as_bytes()).await;
+                Ok(Cancelled::Asked { holder })
+            }
+            other => Err(wrong_state(id, other)),
+        }
+    }
+
+    /// Gives a pending task another due time; answers the due time that stands.
+    pub async fn reschedule(&self, id: TaskId, due: Due, who: &str) -> Result<UnixMs, ClientError> {
+        let space = self.space();
+        let due = due.resolve(UnixMs(space.clock().now_ms()))?;
+        match repeat(space, || intake::reschedule(space, who, id, due)).await? {
+            WishAnswer::Done => Ok(due),
+            other => Err(wrong_state(id, other)),
+        }
+    }
+
+    /// Gives a pending task another priority.
+    pub async fn reprioritize(
+        &self,
+        id: TaskId,
+        priority: crate::model::Priority,
+        who: &str,
+    ) -> Result<(), ClientError> {
+        let space = self.space();
+        match repeat(space, || intake::reprioritize(space, who, id, priority)).await? {
+            WishAnswer::Done => Ok(()),
+            other => Err(wrong_state(id, other)),
+        }
+    }
+}
+
+fn wrong_state(id: TaskId, answer: WishAnswer) -> ClientError {
+    let (state, advice) = match answer {
+        WishAnswer::Unknown => return ClientError::NotFound(id),
+        WishAnswer::Running { .. } => ("running".to_owned(), "it has started already; cancel it instead"),
+        WishAnswer::Dead => ("dead".to_owned(), "it is a dead letter; redrive or delete it"),
+        WishAnswer::Ended(state) => (state.to_string(), "it has ended; submit a new one"),
+        WishAnswer::Done => ("pending".to_owned(), "try again"),
+    };
+    ClientError::WrongState { id, state, advice }
+}
+
+/// Longest time in which a call is repeated after errors that pass by themselves.
+const REPEAT_MAX: Duration = Duration::from_secs(10);
+
+/// Repeats an idempotent call while its errors are of the kind that passes, with growing waits.
+async fn repeat<T, F>(space: &Space, mut call: impl FnMut() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let start = crate::clock::mono();
+    let mut wait_ms = 20;
+    loop {
+        match call().await {
+            Err(error) if error.is_retryable() && start.elapsed() < REPEAT_MAX && !is_refusal(&error) => {
+                tracing::debug!(%error, url = %space.store().url(), "call is repeated");
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(wait_ms / 2..=wait_ms))).await;
+                wait_ms = (wait_ms * 2).min(limits::RECONNECT_MAX_MS);
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Refusals that a caller should hear of at once: waiting a few seconds changes nothing.
+fn is_refusal(error: &StoreError) -> bool {
+    matches!(error.cause(), "oom" | "misconf" | "noreplicas" | "readonly")
+}

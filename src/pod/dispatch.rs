@@ -1,0 +1,581 @@
+//! From a grant to an inbox: room at executors, routing, offers.
+//!
+//! The pod knows how much room each executor has left for it: what it has reserved there, kept
+//! current by the answer to each offer, or, where it has offered nothing lately, what the executor
+//! reported. A claim first *holds* a part of that room, so that what it brings can be delivered.
+
+use super::membership::hand_back;
+use super::view::{Class, View};
+use super::{PodTally, Shared};
+use crate::clock;
+use crate::limits;
+use crate::metric;
+use crate::model::route::{Candidate, LeastCost, Route, Work};
+use crate::model::{Grant, Spec, TaskId, UnixMs, spec};
+use crate::store::due::{Granted, Quota};
+use crate::store::member::{self, Offer, OfferAnswer, RESERVATION_MS};
+use crate::store::{Space, StoreError};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// Cost of a task of which nobody knows anything, in ms.
+const COST_UNKNOWN_MS: f64 = 10.0;
+/// How long a claimed task may wait here for room before it is handed back.
+const WAIT_MAX: Duration = Duration::from_millis(2_000);
+/// How often waiting tasks and tight executors are looked at again.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// A reservation of this age is no longer trusted; a little less than it lasts in Redis.
+const FRESH_FOR: Duration = Duration::from_millis(RESERVATION_MS as u64 - 1_000);
+/// Times an offer is sent again to the same executor when its answer was lost.
+const OFFER_REPEATS_MAX: u32 = 5;
+
+/// A claimed task on its way.
+#[derive(Debug, Clone)]
+struct Parcel {
+    id: TaskId,
+    grant: Grant,
+    group: u32,
+    urgent: bool,
+    cost_ms: f64,
+    since: Instant,
+    offer: Bytes,
+}
+
+/// What this pod knows of one executor's room.
+#[derive(Debug)]
+struct Outbox {
+    /// Room for tasks of every priority, as last heard, less what was sent since.
+    credit: u32,
+    /// Room for urgent tasks beyond that.
+    spare: u32,
+    heard: Instant,
+    load_ms: f64,
+    urgent: VecDeque<Parcel>,
+    normal: VecDeque<Parcel>,
+    sending: bool,
+    /// No room was left when last heard: a push will tell.
+    tight: bool,
+}
+
+impl Outbox {
+    fn queued(&self) -> u32 {
+        (self.urgent.len() + self.normal.len()) as u32
+    }
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    view: Arc<View>,
+    outboxes: HashMap<String, Outbox>,
+    waiting: VecDeque<Parcel>,
+    /// Room that claims under way have put aside.
+    held: u32,
+    route: LeastCost,
+    buckets: Vec<u16>,
+}
+
+/// Room that a claim may use; given back when dropped.
+pub(crate) struct Hold<'a> {
+    dispatcher: &'a Dispatcher,
+    pub any: u32,
+    pub normal: u32,
+    pub default_quota: Quota,
+    pub quotas: Vec<(u32, Quota)>,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.dispatcher.inner.lock();
+        inner.held = inner.held.saturating_sub(self.any);
+        drop(inner);
+        self.dispatcher.tell_room();
+    }
+}
+
+/// Routes and delivers for all claim loops of a pod.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    space: Space,
+    pod: String,
+    tally: Arc<PodTally>,
+    inner: Mutex<Inner>,
+    room: Notify,
+    room_version: AtomicU64,
+    draining: AtomicBool,
+}
+
+impl Dispatcher {
+    pub fn new(space: Space, pod: String, tally: Arc<PodTally>) -> Self {
+        Self { space, pod, tally, inner: Mutex::default(), room: Notify::new(), room_version: AtomicU64::new(0), draining: AtomicBool::new(false) }
+    }
+
+    /// Told when room may have become free.
+    pub fn room(&self) -> &Notify {
+        &self.room
+    }
+
+    /// How often room has become free.
+    pub fn room_version(&self) -> u64 {
+        self.room_version.load(Ordering::Acquire)
+    }
+
+    fn tell_room(&self) {
+        self.room_version.fetch_add(1, Ordering::Release);
+        self.room.notify_waiters();
+    }
+
+    /// Buckets this pod claims from.
+    pub fn buckets(&self) -> Vec<u16> {
+        self.inner.lock().buckets.clone()
+    }
+
+    /// Notes which buckets this pod claims from.
+    pub fn owns(&self, mut buckets: Vec<u16>) {
+        buckets.sort_unstable();
+        self.inner.lock().buckets = buckets;
+    }
+
+    /// Takes in a new view: outboxes for new executors, none for lost ones.
+    pub fn learn(&self, view: &View) {
+        let mut inner = self.inner.lock();
+        let now = clock::mono();
+        let mut lost = Vec::new();
+        inner.outboxes.retain(|id, outbox| {
+            let live = view.executors.binary_search_by(|e| e.record.id.as_str().cmp(id)).is_ok();
+            if !live {
+                lost.extend(outbox.urgent.drain(..).chain(outbox.normal.drain(..)));
+            }
+            live
+        });
+        let pods = view.pods.len().max(1) as u32;
+        for executor in &view.executors {
+            let record = &executor.record;
+            // What it reported, shared among the pods; the answer to the first offer corrects it.
+            let free = record.capacity.saturating_sub(record.busy);
+            let share = if record.draining { 0 } else { free.div_ceil(pods) };
+            let outbox = inner.outboxes.entry(record.id.clone()).or_insert_with(|| Outbox {
+                credit: share,
+                spare: record.urgent_slots,
+                heard: now,
+                load_ms: 0.0,
+                urgent: VecDeque::new(),
+                normal: VecDeque::new(),
+                sending: false,
+                tight: false,
+            });
+            outbox.load_ms = record.load_ms;
+            if now.saturating_duration_since(outbox.heard) > FRESH_FOR && !outbox.sending {
+                outbox.credit = share.saturating_sub(outbox.queued());
+                outbox.spare = record.urgent_slots;
+                outbox.tight = false;
+            }
+        }
+        inner.view = Arc::new(View {
+            pods: view.pods.clone(),
+            busy_pods: view.busy_pods,
+            executors: view.executors.clone(),
+            groups: view.groups.clone(),
+            classes: view.classes.clone(),
+        });
+        inner.waiting.extend(lost);
+        drop(inner);
+        self.tell_room();
+    }
+
+    /// Puts room aside for one claim, and says how much of each queue may come.
+    pub fn hold(&self, most: u32) -> Hold<'_> {
+        let mut inner = self.inner.lock();
+        let (mut credit, mut spare) = (0, 0);
+        for outbox in inner.outboxes.values() {
+            credit += outbox.credit;
+            spare += outbox.spare;
+        }
+        let queued = inner.waiting.len() as u32;
+        let free = credit.saturating_sub(inner.held + queued);
+        // Half of what is free, rounded up: loops that claim at the same time find some as well.
+        let normal = free.div_ceil(2).min(most);
+        let any = (normal + spare).min(most);
+        if self.draining.load(Ordering::Relaxed) {
+            return Hold { dispatcher: self, any: 0, normal: 0, default_quota: Quota::Closed, quotas: Vec::new() };
+        }
+        inner.held += any;
+        let (default_quota, quotas) = quotas(&inner);
+        Hold { dispatcher: self, any, normal, default_quota, quotas }
+    }
+
+    /// Routes claimed tasks and starts to send them.
+    pub fn deliver(&self, shared: &Arc<Shared>, tasks: Vec<Granted>, not_after: UnixMs) {
+        let now = clock::mono();
+        let parcels = tasks.into_iter().map(|task| {
+            let group = task.lane.group();
+            let urgent = task.lane.priority().is_urgent();
+            let cost_ms = own_cost_ms(&task);
+            let offer = Offer {
+                id: task.id,
+                grant: task.grant,
+                group,
+                urgent,
+                due: task.due,
+                attempt: task.failures + 1,
+                not_after,
+                spec: task.spec,
+            };
+            let (id, grant) = (offer.id, offer.grant);
+            Parcel { id, grant, group, urgent, cost_ms, since: now, offer: offer.encode() }
+        });
+        self.route(shared, parcels.collect());
+    }
+
+    fn route(&self, shared: &Arc<Shared>, parcels: Vec<Parcel>) {
+        let mut stranded: Vec<Parcel> = Vec::new();
+        let mut inner = self.inner.lock();
+        let view = Arc::clone(&inner.view);
+        let mut table: HashMap<Class, (Vec<&str>, Vec<Candidate>, Vec<Candidate>)> = HashMap::new();
+        for mut parcel in parcels {
+            let Some((group, class)) = view.groups.get(&parcel.group) else {
+                stranded.push(parcel);
+                continue;
+            };
+            let serving = &view.classes[class.0];
+            if serving.is_empty() {
+                stranded.push(parcel);
+                continue;
+            }
+            if parcel.cost_ms.is_nan() {
+                let known = serving.iter().find_map(|at| view.executors[*at].average_ms(group.queue.as_str()));
+                parcel.cost_ms = known.unwrap_or(COST_UNKNOWN_MS);
+            }
+            let (ids, normal, urgent) = table.entry(*class).or_insert_with(|| {
+                let (mut ids, mut normal, mut urgent) = (Vec::new(), Vec::new(), Vec::new());
+                for at in serving {
+                    let record = &view.executors[*at].record;
+                    if let Some(outbox) = inner.outboxes.get(&record.id) {
+                        ids.push(record.id.as_str());
+                        let slots = record.slots.max(1);
+                        normal.push(Candidate { free: outbox.credit, slots, load_ms: outbox.load_ms });
+                        urgent.push(Candidate { free: outbox.credit + outbox.spare, slots, load_ms: outbox.load_ms });
+                    }
+                }
+                (ids, normal, urgent)
+            });
+            let work = Work { cost_ms: parcel.cost_ms };
+            let chosen = inner.route.choose(&work, if parcel.urgent { urgent } else { normal });
+            let Some(at) = chosen else {
+                inner.waiting.push_back(parcel);
+                continue;
+            };
+            if let Some(outbox) = inner.outboxes.get_mut(ids[at]) {
+                outbox.load_ms += parcel.cost_ms;
+                if outbox.credit > 0 { outbox.credit -= 1 } else { outbox.spare = outbox.spare.saturating_sub(1) }
+                for candidates in [&mut *normal, &mut *urgent] {
+                    candidates[at].load_ms = outbox.load_ms;
+                }
+                normal[at].free = outbox.credit;
+                urgent[at].free = outbox.credit + outbox.spare;
+                if parcel.urgent { outbox.urgent.push_back(parcel) } else { outbox.normal.push_back(parcel) }
+            }
+        }
+        let ready: Vec<String> = inner
+            .outboxes
+            .iter_mut()
+            .filter(|(_, outbox)| outbox.queued() > 0 && !outbox.sending)
+            .map(|(id, outbox)| {
+                outbox.sending = true;
+                id.clone()
+            })
+            .collect();
+        drop(inner);
+        for executor in ready {
+            let shared = Arc::clone(shared);
+            tokio::spawn(async move { shared.dispatcher.send(&shared, &executor).await });
+        }
+        if !stranded.is_empty() {
+            let shared = Arc::clone(shared);
+            tokio::spawn(async move { shared.dispatcher.strand(stranded).await });
+        }
+    }
+
+    /// Tasks that nobody serves go back; their queue is then known as closed.
+    async fn strand(&self, parcels: Vec<Parcel>) {
+        metric::handles().handed_back.add("no_executor", parcels.len() as u64);
+        let rows = parcels.iter().map(|parcel| (parcel.id, parcel.grant)).collect();
+        hand_back(&self.space, &self.pod, "no executor serves its queue and labels", rows).await;
+        self.tally.handed_back.fetch_add(parcels.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Sends what is queued for one executor, batch after batch, until nothing is.
+    async fn send(&self, shared: &Arc<Shared>, executor: &str) {
+        loop {
+            let Some((urgent, normal, want)) = self.load(executor) else { return };
+            let sent = clock::mono();
+            let answer = self.offer_with_repeats(executor, &urgent, &normal, want).await;
+            self.sent(shared, executor, sent, urgent, normal, want, answer);
+        }
+    }
+
+    /// The next batch for an executor and the room wanted afterwards; nothing when its outbox is empty.
+    fn load(&self, executor: &str) -> Option<(Vec<Parcel>, Vec<Parcel>, u32)> {
+        let mut inner = self.inner.lock();
+        let want = want(&inner.view, executor);
+        let outbox = inner.outboxes.get_mut(executor)?;
+        let mut bytes = 0;
+        let mut take = |queue: &mut VecDeque<Parcel>, room: usize| {
+            let mut out = Vec::new();
+            while out.len() < room {
+                let Some(head) = queue.front() else { break };
+                if bytes > 0 && bytes + head.offer.len() > limits::BATCH_MAX_BYTES {
+                    break;
+                }
+                bytes += head.offer.len();
+                out.extend(queue.pop_front());
+            }
+            out
+        };
+        let urgent = take(&mut outbox.urgent, limits::BATCH_MAX_ROWS);
+        let normal = take(&mut outbox.normal, limits::BATCH_MAX_ROWS - urgent.len());
+        if urgent.is_empty() && normal.is_empty() {
+            outbox.sending = false;
+            return None;
+        }
+        Some((urgent, normal, want))
+    }
+
+    async fn offer_with_repeats(
+        &self,
+        executor: &str,
+        urgent: &[Parcel],
+        normal: &[Parcel],
+        want: u32,
+    ) -> Result<OfferAnswer, StoreError> {
+        let offers = |parcels: &[Parcel]| parcels.iter().map(|parcel| parcel.offer.clone()).collect::<Vec<_>>();
+        let (urgent, normal) = (offers(urgent), offers(normal));
+        let mut repeats = 0;
+        loop {
+            match member::offer(&self.space, &self.pod, executor, &urgent, &normal, want).await {
+                // Only the same executor may be asked again: it drops what it has seen.
+                Err(error) if error.is_retryable() && repeats < OFFER_REPEATS_MAX => {
+                    repeats += 1;
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..=50 * u64::from(repeats)))).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the whole of one exchange")]
+    fn sent(
+        &self,
+        shared: &Arc<Shared>,
+        executor: &str,
+        at: Instant,
+        mut urgent: Vec<Parcel>,
+        mut normal: Vec<Parcel>,
+        want: u32,
+        answer: Result<OfferAnswer, StoreError>,
+    ) {
+        let metrics = metric::handles();
+        metrics.offers.increment(1);
+        let mut back = Vec::new();
+        let mut inner = self.inner.lock();
+        match answer {
+            Ok(OfferAnswer::Accepted { urgent: u, normal: n, reserved }) => {
+                back.extend(urgent.drain(u.min(urgent.len())..));
+                back.extend(normal.drain(n.min(normal.len())..));
+                let accepted = (urgent.len() + normal.len()) as u64;
+                metrics.offered_tasks.increment(accepted);
+                self.tally.offered.fetch_add(accepted, Ordering::Relaxed);
+                if let Some(outbox) = inner.outboxes.get_mut(executor) {
+                    outbox.credit = reserved.saturating_sub(outbox.queued());
+                    outbox.heard = at;
+                    outbox.tight = reserved < low(want);
+                }
+            }
+            Ok(OfferAnswer::Gone) => {
+                back.append(&mut urgent);
+                back.append(&mut normal);
+                if let Some(outbox) = inner.outboxes.get_mut(executor) {
+                    back.extend(outbox.urgent.drain(..).chain(outbox.normal.drain(..)));
+                    (outbox.credit, outbox.spare, outbox.heard) = (0, 0, at);
+                }
+            }
+            Err(error) => {
+                // They may lie in the inbox already: nobody else may get them under this grant.
+                // Whatever did not arrive comes back by its dispatch time-out.
+                tracing::warn!(executor, %error, tasks = urgent.len() + normal.len(), "offer got no answer; its tasks come back by their time-out");
+                shared.ready.failing(clock::mono(), format!("offer: {error}"));
+                if let Some(outbox) = inner.outboxes.get_mut(executor) {
+                    (outbox.credit, outbox.heard) = (0, at);
+                }
+            }
+        }
+        for parcel in &back {
+            if let Some(outbox) = inner.outboxes.get_mut(executor) {
+                outbox.load_ms = (outbox.load_ms - parcel.cost_ms).max(0.0);
+            }
+        }
+        drop(inner);
+        if !back.is_empty() {
+            self.route(shared, back);
+        }
+        self.tell_room();
+    }
+
+    /// Asks an executor for room without offering anything.
+    async fn replenish(&self, shared: &Arc<Shared>, executor: &str) {
+        let want = {
+            let mut inner = self.inner.lock();
+            let want = want(&inner.view, executor);
+            let Some(outbox) = inner.outboxes.get_mut(executor) else { return };
+            if outbox.sending {
+                return;
+            }
+            outbox.sending = true;
+            want
+        };
+        let sent = clock::mono();
+        match member::offer(&self.space, &self.pod, executor, &[], &[], want).await {
+            Ok(answer) => self.sent(shared, executor, sent, Vec::new(), Vec::new(), want, Ok(answer)),
+            Err(error) => tracing::debug!(executor, %error, "could not ask for room"),
+        }
+        self.reroute(shared);
+        self.send(shared, executor).await;
+    }
+
+    /// Routes once more what found no room, and hands back what has waited too long.
+    fn reroute(&self, shared: &Arc<Shared>) {
+        let waiting: Vec<Parcel> = self.inner.lock().waiting.drain(..).collect();
+        if waiting.is_empty() {
+            return;
+        }
+        let (late, again): (Vec<_>, Vec<_>) =
+            waiting.into_iter().partition(|parcel| parcel.since.elapsed() > WAIT_MAX);
+        if !late.is_empty() {
+            let shared = Arc::clone(shared);
+            tokio::spawn(async move { shared.dispatcher.give_back(late, "no executor had room").await });
+        }
+        self.route(shared, again);
+    }
+
+    async fn give_back(&self, parcels: Vec<Parcel>, cause: &str) {
+        metric::handles().handed_back.add("no_room", parcels.len() as u64);
+        self.tally.handed_back.fetch_add(parcels.len() as u64, Ordering::Relaxed);
+        let rows = parcels.iter().map(|parcel| (parcel.id, parcel.grant)).collect();
+        hand_back(&self.space, &self.pod, cause, rows).await;
+    }
+
+    /// Hands back everything that is not in an inbox yet.
+    pub async fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+        let parcels: Vec<Parcel> = {
+            let mut inner = self.inner.lock();
+            let mut all: Vec<Parcel> = inner.waiting.drain(..).collect();
+            for outbox in inner.outboxes.values_mut() {
+                all.extend(outbox.urgent.drain(..).chain(outbox.normal.drain(..)));
+            }
+            all
+        };
+        if !parcels.is_empty() {
+            self.give_back(parcels, "its pod stopped").await;
+        }
+        // Offers under way end within their time-out.
+        while self.inner.lock().outboxes.values().any(|outbox| outbox.sending) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Room this pod wants at an executor: its capacity, shared among the pods that are busy.
+fn want(view: &View, executor: &str) -> u32 {
+    let found = view.executors.binary_search_by(|e| e.record.id.as_str().cmp(executor));
+    found.map_or(0, |at| view.executors[at].record.capacity.div_ceil(view.busy_pods.max(1) as u32))
+}
+
+/// Below this room a pod wants to hear when there is more.
+fn low(want: u32) -> u32 {
+    want.div_ceil(4)
+}
+
+/// How much of each queue there is room for: the commonest figure as default, the others as exceptions.
+fn quotas(inner: &Inner) -> (Quota, Vec<(u32, Quota)>) {
+    let view = &inner.view;
+    let by_class: Vec<Quota> = view
+        .classes
+        .iter()
+        .map(|serving| {
+            if serving.is_empty() {
+                return Quota::Closed;
+            }
+            let (mut normal, mut spare) = (0, 0);
+            for at in serving {
+                if let Some(outbox) = inner.outboxes.get(&view.executors[*at].record.id) {
+                    normal += outbox.credit;
+                    spare += outbox.spare;
+                }
+            }
+            Quota::Open { any: normal + spare, normal }
+        })
+        .collect();
+    let mut sizes = vec![0usize; by_class.len()];
+    for (_, class) in view.groups.values() {
+        sizes[class.0] += 1;
+    }
+    let common = (0..sizes.len()).max_by_key(|class| sizes[*class]);
+    let default = common.and_then(|class| by_class.get(class)).copied().unwrap_or(Quota::Closed);
+    let mut out: Vec<(u32, Quota)> = view
+        .groups
+        .iter()
+        .filter(|(_, (_, class))| by_class[class.0] != default)
+        .map(|(code, (_, class))| (*code, by_class[class.0]))
+        .collect();
+    out.sort_unstable_by_key(|(code, quota)| (*quota != Quota::Closed, *code));
+    out.truncate(limits::QUOTAS_MAX);
+    (default, out)
+}
+
+/// The cost a task names itself; not a number where it names none.
+fn own_cost_ms(task: &Granted) -> f64 {
+    if task.spec.get(1).is_none_or(|flags| flags & spec::EXTRAS == 0) {
+        return f64::NAN;
+    }
+    let spec = Spec::decode(&task.spec, task.id.home().start());
+    spec.ok().and_then(|spec| spec.extras.cost_ms).map_or(f64::NAN, f64::from)
+}
+
+/// Hears of room, and looks after what waits, until `stop` fires.
+pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
+    let mut wakes = member::room_wakes(&shared.space, &shared.settings.id);
+    let mut look = tokio::time::interval(LOOK_EVERY);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let executor = tokio::select! {
+            () = stop.cancelled() => return,
+            wake = wakes.recv() => match wake {
+                Some(wake) => String::from_utf8_lossy(&wake.payload).into_owned(),
+                None => return,
+            },
+            _ = look.tick() => {
+                shared.dispatcher.reroute(&shared);
+                let tight: Vec<String> = {
+                    let inner = shared.dispatcher.inner.lock();
+                    let old = |outbox: &Outbox| outbox.tight && !outbox.sending && outbox.heard.elapsed() > Duration::from_secs(1);
+                    inner.outboxes.iter().filter(|(_, outbox)| old(outbox)).map(|(id, _)| id.clone()).collect()
+                };
+                for executor in tight {
+                    let shared = Arc::clone(&shared);
+                    tokio::spawn(async move { shared.dispatcher.replenish(&shared, &executor).await });
+                }
+                continue;
+            }
+        };
+        if !executor.is_empty() {
+            let shared = Arc::clone(&shared);
+            tokio::spawn(async move { shared.dispatcher.replenish(&shared, &executor).await });
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Who lives: this pod says so, hears of the others, and hands back what lay with those that are lost.
+
+use super::view::View;
+use super::{BEATS_PER_LOCK, Shared};
+use crate::metric;
+use crate::model::{Bucket, Grant, TaskId};
+use crate::store::member::{self, PodRecord};
+use crate::store::{Space, StoreError, due};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Beats, and publishes what it hears, until `stop` fires.
+pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, stop: CancellationToken) {
+    let every = crate::clock::ms(shared.settings.lock_ms / BEATS_PER_LOCK).max(Duration::from_millis(50));
+    let mut seen: HashSet<String> = HashSet::new();
+    let mut claimed_before = 0;
+    loop {
+        let claimed = shared.tally.claimed.load(Ordering::Relaxed);
+        match tick(&shared, claimed > claimed_before).await {
+            Ok(view) => {
+                claimed_before = claimed;
+                let live: HashSet<String> = view.executors.iter().map(|e| e.record.id.clone()).collect();
+                for lost in seen.difference(&live).cloned() {
+                    let shared = Arc::clone(&shared);
+                    tokio::spawn(async move { hand_back_inbox(&shared, &lost).await });
+                }
+                seen = live;
+                gauges(&shared, &view);
+                shared.dispatcher.learn(&view);
+                publish.send_replace(Arc::new(view));
+            }
+            Err(error) => {
+                shared.ready.failing(crate::clock::mono(), format!("heartbeat: {error}"));
+                tracing::warn!(%error, "heartbeat failed; trying again");
+            }
+        }
+        // Staggered by a tenth, so that pods started together do not beat together.
+        let wait = every.mul_f64(fastrand::f64().mul_add(0.1, 0.95));
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+async fn tick(shared: &Shared, busy: bool) -> Result<View, StoreError> {
+    let (space, settings) = (&shared.space, &shared.settings);
+    let me = PodRecord {
+        id: settings.id.clone(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        host: host_name(),
+        pid: std::process::id(),
+        listen: settings.listen.clone(),
+        buckets: shared.dispatcher.buckets(),
+        draining: false,
+        busy,
+    };
+    let pods = member::beat_pod(space, &me, settings.lock_ms).await?;
+    let executors = member::executors(space).await?;
+    let groups = space.groups().await?;
+    Ok(View::new(&pods, executors, groups))
+}
+
+fn gauges(shared: &Shared, view: &View) {
+    let metrics = metric::handles();
+    metrics.pods_live.set(view.pods.len() as f64);
+    metrics.executors_live.set(view.executors.len() as f64);
+    metrics.executor_slots.set(view.executors.iter().map(|e| f64::from(e.record.slots)).sum::<f64>());
+    metrics.executor_busy.set(view.executors.iter().map(|e| f64::from(e.record.busy)).sum::<f64>());
+    metrics.buckets_held.set(shared.tally.buckets.load(Ordering::Relaxed) as f64);
+}
+
+/// What still lay in a lost executor's inbox goes back to its lanes. Several pods may try; each offer is taken once.
+async fn hand_back_inbox(shared: &Shared, executor: &str) {
+    match member::drain_inbox(&shared.space, executor).await {
+        Ok(offers) => {
+            if !offers.is_empty() {
+                tracing::info!(executor, offers = offers.len(), "handing back the inbox of a lost executor");
+            }
+            let rows = offers.iter().map(|offer| (offer.id, offer.grant)).collect();
+            let cause = format!("offered to {executor}, which is lost");
+            hand_back(&shared.space, &shared.settings.id, &cause, rows).await;
+            metric::handles().handed_back.add("lost", offers.len() as u64);
+        }
+        Err(error) => tracing::warn!(executor, %error, "could not hand back the inbox of a lost executor; its tasks come back by their dispatch time-out"),
+    }
+}
+
+/// Gives grants of any buckets back. What cannot be given back now comes back by its dispatch time-out.
+pub(super) async fn hand_back(space: &Space, who: &str, cause: &str, rows: Vec<(TaskId, Grant)>) {
+    let mut by_bucket: HashMap<Bucket, Vec<(TaskId, Grant)>> = HashMap::new();
+    for row in rows {
+        by_bucket.entry(row.0.bucket()).or_default().push(row);
+    }
+    for (bucket, rows) in by_bucket {
+        for piece in rows.chunks(crate::limits::BATCH_MAX_ROWS) {
+            if let Err(error) = due::release(space, bucket, who, cause, piece).await {
+                tracing::warn!(%bucket, tasks = piece.len(), %error, "could not hand back; the dispatch time-out will");
+            }
+        }
+    }
+}
+
+/// The name of this machine, as far as it is known.
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().chars().take(64).collect()
+}

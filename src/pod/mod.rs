@@ -1,0 +1,190 @@
+//! A pod: one stateless scheduler among any number.
+//!
+//! [`membership`] says who lives, [`ownership`] which buckets are ours, [`scheduler`] claims what is
+//! due in each of them, [`dispatch`] routes it and puts it into the executors' inboxes. Nothing here
+//! must survive: a pod that dies loses its permits after their time, and its grants come back.
+//!
+//! Deliberately absent: a queue of tasks in memory. A pod claims only what it may deliver.
+
+pub mod dispatch;
+pub mod membership;
+pub mod ownership;
+pub mod pace;
+pub mod ready;
+pub mod scheduler;
+pub mod view;
+
+use crate::limits;
+use crate::model::Priority;
+use crate::store::{Space, StoreError, member};
+use dispatch::Dispatcher;
+use pace::Pace;
+use ready::Readiness;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use view::View;
+
+/// How a pod works. The defaults suit almost everybody.
+#[derive(Debug, Clone)]
+pub struct PodSettings {
+    /// Instance id, unique; made by chance where empty.
+    pub id: String,
+    /// Address of the HTTP door, for others to see.
+    pub listen: String,
+    /// How long a permit for a bucket lasts without renewal; also the silence after which a pod counts as lost.
+    pub lock_ms: i64,
+    /// Longest sleep of a claim loop.
+    pub poll_ms: i64,
+    /// A claimed task must have started by then.
+    pub dispatch_ms: i64,
+    /// Most tasks of one claim.
+    pub claim_rows: u32,
+    /// Longest gathering before a claim when the pod is busy.
+    pub gather_max_ms: u64,
+    /// Shares of P0 to P5 in percent of their sum.
+    pub weights: [u32; 6],
+}
+
+impl Default for PodSettings {
+    fn default() -> Self {
+        Self {
+            id: String::new(),
+            listen: String::new(),
+            lock_ms: limits::LOCK_MS,
+            poll_ms: limits::POLL_MS,
+            dispatch_ms: limits::DISPATCH_TIMEOUT_MS,
+            claim_rows: 500,
+            gather_max_ms: limits::CLAIM_GATHER_MAX_MS,
+            weights: Priority::WEIGHTS,
+        }
+    }
+}
+
+/// How often a pod says that it lives: a third of the time after which it counts as lost.
+const BEATS_PER_LOCK: i64 = 3;
+/// How long a pod tries to leave in order.
+const LEAVE_MAX: Duration = Duration::from_secs(5);
+
+/// What a pod has done so far.
+#[derive(Debug, Default)]
+pub struct PodTally {
+    /// Tasks claimed.
+    pub claimed: AtomicU64,
+    /// Tasks put into inboxes.
+    pub offered: AtomicU64,
+    /// Tasks given back because nobody had room.
+    pub handed_back: AtomicU64,
+    /// Buckets held now.
+    pub buckets: AtomicU64,
+}
+
+/// What the loops of a pod share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub space: Space,
+    pub settings: PodSettings,
+    pub dispatcher: Dispatcher,
+    pub pace: Pace,
+    pub ready: Arc<Readiness>,
+    pub tally: Arc<PodTally>,
+    pub view: watch::Receiver<Arc<View>>,
+}
+
+/// A scheduler instance.
+#[derive(Debug)]
+pub struct Pod {
+    space: Space,
+    settings: PodSettings,
+    ready: Arc<Readiness>,
+    tally: Arc<PodTally>,
+}
+
+impl Pod {
+    /// A pod on a space; it does nothing until it runs.
+    pub fn new(space: Space, mut settings: PodSettings) -> Self {
+        if settings.id.is_empty() {
+            settings.id = instance_id("pod");
+        }
+        settings.claim_rows = settings.claim_rows.clamp(1, limits::BATCH_MAX_ROWS as u32);
+        settings.gather_max_ms = settings.gather_max_ms.min(100);
+        let limit = Duration::from_millis(u64::try_from(3 * settings.poll_ms).unwrap_or(3_000));
+        Self { space, settings, ready: Arc::new(Readiness::new(limit)), tally: Arc::default() }
+    }
+
+    /// Its instance id.
+    pub fn id(&self) -> &str {
+        &self.settings.id
+    }
+
+    /// Its readiness, for the HTTP door.
+    pub fn ready(&self) -> Arc<Readiness> {
+        Arc::clone(&self.ready)
+    }
+
+    /// What it has done so far; goes on counting while the pod runs.
+    pub fn tally(&self) -> Arc<PodTally> {
+        Arc::clone(&self.tally)
+    }
+
+    /// Works until `stop` fires, then hands back what is undelivered, lets go of its buckets and leaves.
+    ///
+    /// Errors of Redis do not end it: its loops back off, say why, and go on.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), StoreError> {
+        let (publish, view) = watch::channel(Arc::new(View::default()));
+        let dispatcher = Dispatcher::new(self.space.clone(), self.settings.id.clone(), Arc::clone(&self.tally));
+        let shared = Arc::new(Shared {
+            dispatcher,
+            pace: Pace::new(self.settings.gather_max_ms),
+            space: self.space,
+            settings: self.settings,
+            ready: self.ready,
+            tally: self.tally,
+            view,
+        });
+        tracing::info!(pod = %shared.settings.id, namespace = %shared.space.namespace(), "pod starts");
+        let loops = TaskTracker::new();
+        let members = CancellationToken::new();
+        loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
+        let dispatching = CancellationToken::new();
+        loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
+        let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));
+        // The claim loops end first; what they claimed is then delivered or handed back.
+        let _ = owning.await;
+        let leaving = async {
+            shared.dispatcher.drain().await;
+            dispatching.cancel();
+            members.cancel();
+            loops.close();
+            loops.wait().await;
+            member::leave_pod(&shared.space, &shared.settings.id).await
+        };
+        let left = tokio::time::timeout(LEAVE_MAX, leaving).await;
+        tracing::info!(
+            pod = %shared.settings.id,
+            claimed = shared.tally.claimed.load(Ordering::Relaxed),
+            offered = shared.tally.offered.load(Ordering::Relaxed),
+            handed_back = shared.tally.handed_back.load(Ordering::Relaxed),
+            "pod stops"
+        );
+        match left {
+            Ok(left) => left,
+            Err(_) => {
+                tracing::warn!("redis did not answer in time while leaving; grants come back by their time-out");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A unique id of at most 32 bytes: a word and 80 bits of chance.
+pub fn instance_id(word: &str) -> String {
+    let mut digits = [0; 14];
+    crate::model::digits::write(&mut digits, fastrand::u128(..));
+    // Readable and without `-` in front, so that it can be typed as an argument.
+    let text: String = digits.iter().map(|b| if matches!(b, b'-' | b'_') { 'x' } else { char::from(*b) }).collect();
+    format!("{word}-{}", text.to_lowercase())
+}

@@ -1,0 +1,229 @@
+//! The claim loop of one bucket: claim, hand over to dispatch, sleep until the next due time.
+
+use super::Shared;
+use crate::clock;
+use crate::limits;
+use crate::metric;
+use crate::model::{Bucket, UnixMs};
+use crate::store::due::{self, Claim, ClaimAnswer, Claimed};
+use crate::store::{StoreError, member};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// Times that one claim is asked for again after an error that leaves its fate open.
+const REPEATS_MAX: u32 = 3;
+/// First wait after a failed claim; doubled up to [`limits::RECONNECT_MAX_MS`].
+const BACKOFF_MIN_MS: u64 = 20;
+/// A loop that another pod kept out looks again at least this often.
+const KEPT_OUT_MAX: Duration = Duration::from_millis(500);
+
+/// Claims from one bucket until `stop` fires, then lets go of it.
+pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationToken) {
+    let mut bucket_loop = Loop {
+        wakes: member::bucket_wakes(&shared.space, bucket),
+        claim: Claim {
+            lock_ms: shared.settings.lock_ms,
+            dispatch_ms: shared.settings.dispatch_ms,
+            weights: shared.settings.weights,
+            ..Claim::new(&shared.settings.id, due::random_16())
+        },
+        seen: None,
+        claimed_at: None,
+        room_seen: 0,
+        backoff_ms: BACKOFF_MIN_MS,
+        shared,
+        bucket,
+    };
+    loop {
+        // A claim that is under way is not cut off: what it was granted must be delivered.
+        let next = bucket_loop.tick().await;
+        if stop.is_cancelled() || !bucket_loop.sleep(next, &stop).await {
+            break;
+        }
+    }
+    let Loop { shared, claim, .. } = bucket_loop;
+    if let Err(error) = due::yield_bucket(&shared.space, bucket, &claim.pod, &claim.permit).await {
+        tracing::debug!(%bucket, %error, "could not let go of a bucket; its permit ends by itself");
+    }
+}
+
+/// When to claim again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// At once: something ripe is left.
+    Now,
+    /// When Redis's clock shows this time, or at a wake-up.
+    At(UnixMs),
+    /// When an executor has room, or after the poll.
+    Room,
+    /// After a while, wake-ups or not.
+    After(Duration),
+}
+
+struct Loop {
+    shared: Arc<Shared>,
+    bucket: Bucket,
+    claim: Claim,
+    wakes: crate::store::Subscription,
+    /// Redis's time as last seen, and when.
+    seen: Option<(UnixMs, Instant)>,
+    claimed_at: Option<Instant>,
+    /// How often room had become free when the last claim was made.
+    room_seen: u64,
+    backoff_ms: u64,
+}
+
+impl Loop {
+    async fn tick(&mut self) -> Next {
+        let shared = Arc::clone(&self.shared);
+        self.room_seen = shared.dispatcher.room_version();
+        // Kept until what the claim brings is routed.
+        let hold = shared.dispatcher.hold(shared.settings.claim_rows);
+        self.claim.limit = hold.any;
+        self.claim.normal_limit = hold.normal;
+        self.claim.default_quota = hold.default_quota;
+        self.claim.quotas = hold.quotas.clone();
+        self.claim.holders = self.shared.space.spread().holders;
+        self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
+        self.claim.again();
+        let start = clock::mono();
+        let answer = self.claim_with_repeats().await;
+        let metrics = metric::handles();
+        metrics.claim_duration.record(start.elapsed().as_secs_f64());
+        self.claimed_at = Some(start);
+        match answer {
+            Ok(ClaimAnswer::Held(claimed)) => {
+                self.backoff_ms = BACKOFF_MIN_MS;
+                self.shared.ready.worked(clock::mono());
+                metrics.claims_last_success.set((clock::wall_us() / 1_000_000) as f64);
+                metrics.claims.add(if claimed.tasks.is_empty() { "empty" } else { "tasks" }, 1);
+                let starved = hold.any < self.shared.settings.claim_rows;
+                self.held(claimed, hold.any, starved)
+            }
+            Ok(ClaimAnswer::NotHolder { until }) => {
+                metrics.claims.add("not_holder", 1);
+                self.backoff_ms = BACKOFF_MIN_MS;
+                self.shared.ready.worked(clock::mono());
+                let wait = self.shared.space.clock().until_ms(until.0).min(KEPT_OUT_MAX);
+                // Spread by chance, so that pods kept out together do not come back together.
+                Next::After(wait.max(Duration::from_millis(5)).mul_f64(fastrand::f64().mul_add(0.2, 0.9)))
+            }
+            Err(error) => {
+                metrics.claims.add("error", 1);
+                Next::After(self.failed(&error))
+            }
+        }
+    }
+
+    /// Asks again with the same call id while the fate of a claim is open: what it granted is then answered.
+    async fn claim_with_repeats(&self) -> Result<ClaimAnswer, StoreError> {
+        let mut repeats = 0;
+        loop {
+            match due::claim(&self.shared.space, self.bucket, &self.claim).await {
+                Err(error) if error.fate_unknown() && error.is_retryable() && repeats < REPEATS_MAX => {
+                    repeats += 1;
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..=20 * u64::from(repeats)))).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    fn held(&mut self, claimed: Claimed, limit: u32, starved: bool) -> Next {
+        let metrics = metric::handles();
+        self.seen = Some((claimed.now, clock::mono()));
+        if claimed.leap_ms != 0 {
+            tracing::warn!(bucket = %self.bucket, leap_ms = claimed.leap_ms, "redis's clock leapt; leases pause while it is ahead");
+            if claimed.leap_ms < 0 {
+                metrics.server_clock_regressions.increment(1);
+            }
+        }
+        metrics.lease_lapsed.increment(u64::from(claimed.reaped));
+        let count = claimed.tasks.len();
+        if count > 0 {
+            self.shared.pace.claimed(count);
+            self.shared.tally.claimed.fetch_add(count as u64, Ordering::Relaxed);
+            metrics.claimed_tasks.increment(count as u64);
+            let not_after = claimed.now.plus(self.shared.settings.dispatch_ms);
+            self.shared.dispatcher.deliver(&self.shared, claimed.tasks, not_after);
+        }
+        // Something ripe is left: come again at once if that may bring something, else when there is room.
+        if claimed.backlog > 0 {
+            return if limit > 0 && count > 0 { Next::Now } else { Next::Room };
+        }
+        match claimed.next_due {
+            // Ripe, and yet not granted: the quotas or the room forbade it.
+            Some(due) if due <= claimed.now && (limit == 0 || starved) => Next::Room,
+            Some(due) if due <= claimed.now && count == 0 => Next::After(Duration::from_millis(1)),
+            Some(due) => Next::At(due),
+            None => Next::At(claimed.now.plus(self.shared.settings.poll_ms)),
+        }
+    }
+
+    fn failed(&mut self, error: &StoreError) -> Duration {
+        self.shared.ready.failing(clock::mono(), error.to_string());
+        metric::handles().redis_errors.add(error.cause(), 1);
+        tracing::warn!(bucket = %self.bucket, %error, wait_ms = self.backoff_ms, "claim failed; trying again");
+        let wait = Duration::from_millis(fastrand::u64(self.backoff_ms / 2..=self.backoff_ms));
+        self.backoff_ms = (self.backoff_ms * 2).min(limits::RECONNECT_MAX_MS);
+        wait
+    }
+
+    /// Sleeps as told; false when it is time to stop.
+    async fn sleep(&mut self, next: Next, stop: &CancellationToken) -> bool {
+        let poll = clock::ms(self.shared.settings.poll_ms);
+        let metrics = metric::handles();
+        let room = self.shared.dispatcher.room().notified();
+        // Room that became free during the claim counts: its message is gone already.
+        if next == Next::Room && self.shared.dispatcher.room_version() != self.room_seen {
+            // A hold that ends is counted as well, so this must not turn into a spin.
+            return tokio::select! {
+                () = stop.cancelled() => false,
+                () = tokio::time::sleep(Duration::from_millis(1)) => true,
+            };
+        }
+        match next {
+            Next::Now => return true,
+            Next::After(wait) => {
+                return tokio::select! {
+                    () = stop.cancelled() => false,
+                    () = tokio::time::sleep(wait) => true,
+                };
+            }
+            Next::At(due) => {
+                let wait = self.shared.space.clock().until_ms(due.0);
+                let source = if wait >= poll { "poll" } else { "due" };
+                tokio::select! {
+                    () = stop.cancelled() => return false,
+                    () = tokio::time::sleep(wait.min(poll)) => metrics.wakeups.add(source, 1),
+                    wake = self.wakes.recv() => {
+                        if wake.is_none() {
+                            return false;
+                        }
+                        metrics.wakeups.add("publish", 1);
+                    }
+                }
+            }
+            Next::Room => {
+                tokio::select! {
+                    () = stop.cancelled() => return false,
+                    () = tokio::time::sleep(poll) => metrics.wakeups.add("poll", 1),
+                    () = room => metrics.wakeups.add("room", 1),
+                }
+            }
+        }
+        // A busy pod lets a few tasks gather for one call.
+        let gather = self.shared.pace.gather();
+        if let Some(before) = self.claimed_at
+            && !gather.is_zero()
+        {
+            let since = clock::mono().saturating_duration_since(before);
+            if since < gather {
+                tokio::time::sleep(gather - since).await;
+            }
+        }
+        true
+    }
+}

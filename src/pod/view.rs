@@ -1,0 +1,113 @@
+//! What a pod knows of the others, as plain data: who lives, who serves which queue.
+
+use crate::model::{Labels, LaneGroup};
+use crate::store::member::{ExecutorRecord, PodRecord};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// One executor, as routing sees it.
+#[derive(Debug, Clone)]
+pub struct Executor {
+    /// As it reported itself.
+    pub record: ExecutorRecord,
+    labels: Labels,
+    averages: HashMap<String, f64>,
+}
+
+impl Executor {
+    fn new(record: ExecutorRecord) -> Self {
+        let labels = Labels::new(&record.labels).unwrap_or_default();
+        let averages = record.averages.iter().cloned().collect();
+        Self { record, labels, averages }
+    }
+
+    /// Whether it takes tasks of a queue with these labels.
+    pub fn serves(&self, group: &LaneGroup) -> bool {
+        let queue = group.queue.as_str();
+        !self.record.draining
+            && self.record.capacity + self.record.urgent_slots > 0
+            && self.record.queues.iter().any(|served| served == queue || served == "*")
+            && group.labels.satisfied_by(&self.labels)
+    }
+
+    /// Its average run time of a queue's tasks in ms, if it ran some.
+    pub fn average_ms(&self, queue: &str) -> Option<f64> {
+        self.averages.get(queue).copied()
+    }
+}
+
+/// Executors that serve the same queues with labels share a class: quotas are counted by class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Class(pub usize);
+
+/// What a pod knows of the others.
+#[derive(Debug, Default)]
+pub struct View {
+    /// Ids of the live pods, sorted, this one among them.
+    pub pods: Vec<String>,
+    /// Live pods that claimed tasks lately, at least one.
+    pub busy_pods: usize,
+    /// Live executors, sorted by id.
+    pub executors: Vec<Arc<Executor>>,
+    /// Known queues with labels, by code.
+    pub groups: HashMap<u32, (LaneGroup, Class)>,
+    /// Executors (places in `executors`) of each class; class 0 has none.
+    pub classes: Vec<Vec<usize>>,
+}
+
+impl View {
+    /// Puts a view together.
+    pub fn new(pods: &[PodRecord], executors: Vec<ExecutorRecord>, groups: Vec<(u32, LaneGroup)>) -> Self {
+        let mut names: Vec<String> = pods.iter().filter(|pod| !pod.draining).map(|pod| pod.id.clone()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut executors: Vec<Arc<Executor>> =
+            executors.into_iter().map(|record| Arc::new(Executor::new(record))).collect();
+        executors.sort_by(|a, b| a.record.id.cmp(&b.record.id));
+        let mut classes: Vec<Vec<usize>> = vec![Vec::new()];
+        let mut known: BTreeMap<Vec<usize>, usize> = BTreeMap::from([(Vec::new(), 0)]);
+        let mut by_group = HashMap::with_capacity(groups.len());
+        for (code, group) in groups {
+            let serving: Vec<usize> = (0..executors.len()).filter(|at| executors[*at].serves(&group)).collect();
+            let class = *known.entry(serving).or_insert_with_key(|serving| {
+                classes.push(serving.clone());
+                classes.len() - 1
+            });
+            by_group.insert(code, (group, Class(class)));
+        }
+        let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
+        Self { pods: names, busy_pods, executors, groups: by_group, classes }
+    }
+
+    /// Executors (places in `executors`) that serve a queue; nothing when its code is not known yet.
+    pub fn serving(&self, group: u32) -> Option<&[usize]> {
+        let (_, class) = self.groups.get(&group)?;
+        Some(&self.classes[class.0])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::QueueName;
+
+    fn executor(id: &str, queues: &[&str], labels: &[&str]) -> ExecutorRecord {
+        let text = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
+        ExecutorRecord { id: id.into(), queues: text(queues), labels: text(labels), capacity: 1, ..ExecutorRecord::default() }
+    }
+
+    #[test]
+    fn groups_served_by_the_same_executors_share_a_class() {
+        let group = |text: &str| LaneGroup::from_text(text).unwrap();
+        let groups = ["a", "b", "a|gpu", "c"].iter().zip(1..).map(|(text, code)| (code, group(text))).collect();
+        let draining = ExecutorRecord { draining: true, ..executor("z", &["*"], &[]) };
+        let executors = vec![executor("y", &["a", "b"], &[]), executor("x", &["*"], &["gpu"]), draining];
+        let view = View::new(&[], executors, groups);
+        assert_eq!(view.serving(1), Some(&[0, 1][..]));
+        assert_eq!(view.groups[&1].1, view.groups[&2].1);
+        assert_eq!(view.serving(3), Some(&[0][..]), "labels count");
+        assert_eq!(view.serving(4), Some(&[0][..]));
+        assert_eq!(view.serving(9), None);
+        assert_eq!(LaneGroup::of(QueueName::new("a").unwrap()), group("a"));
+    }
+}

@@ -1,0 +1,154 @@
+//! Settings: the defaults (which are the manual), files, the environment and flags, in this order.
+//!
+//! [`default.toml`](DEFAULT_TOML) holds every key there is. The layers above it may only name keys
+//! that stand there, and each value remembers where it came from.
+
+pub mod check;
+pub mod layer;
+mod near;
+mod span;
+
+pub use check::Warning;
+pub use layer::{Flag, Loaded, Origin, SettingsError, Sources};
+pub use near::nearest;
+pub use span::Span;
+
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// The manual: every key with its default and what it does.
+pub const DEFAULT_TOML: &str = include_str!("default.toml");
+
+/// Everything that can be set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Name of the installation's data in Redis.
+    pub namespace: String,
+    /// Where Redis is and how it is called.
+    pub redis: RedisSettings,
+    /// A scheduler instance.
+    pub pod: PodSection,
+    /// A process that runs tasks.
+    pub executor: ExecutorSection,
+    /// What a task gets whose submitter says nothing else.
+    pub defaults: TaskDefaults,
+    /// Log lines.
+    pub log: LogSettings,
+    /// Metrics.
+    pub metrics: MetricsSettings,
+}
+
+/// Where Redis is and how it is called.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RedisSettings {
+    /// Address; empty means a running `minutehand dev`, else the usual port of this machine.
+    pub url: String,
+    /// User, if not part of the URL; empty for none.
+    pub username: String,
+    /// File that holds the password; empty for none.
+    pub password_file: PathBuf,
+    /// PEM file of the authority to trust; empty for the system's.
+    pub ca_file: PathBuf,
+    /// Connections per server for short calls.
+    pub pool: u32,
+    /// Longest wait for an answer.
+    pub call_timeout: Span,
+    /// Longest wait for a connection.
+    pub connect_timeout: Span,
+    /// Start even where Redis may evict keys.
+    pub allow_evicting: bool,
+}
+
+/// A scheduler instance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodSection {
+    /// Where HTTP is answered.
+    pub listen: SocketAddr,
+    /// Life of a permit for a bucket without renewal.
+    pub lock: Span,
+    /// Longest sleep of a claim loop.
+    pub poll: Span,
+    /// Longest gathering of a busy claim loop.
+    pub gather: Span,
+    /// How often a pod reports itself.
+    pub heartbeat: Span,
+    /// Silence after which a pod or executor counts as lost.
+    pub lost_after: Span,
+    /// Age of the last successful work up to which the pod is ready.
+    pub ready_within: Span,
+    /// Longest time for a stop.
+    pub stop_within: Span,
+}
+
+/// A process that runs tasks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExecutorSection {
+    /// Tasks that run at the same time.
+    pub slots: u32,
+    /// Slots beside these for P0 and P1 alone.
+    pub urgent_slots: u32,
+    /// Tasks that may wait in the inbox beyond the slots.
+    pub prefetch: u32,
+    /// How often an executor reports itself.
+    pub heartbeat: Span,
+    /// Longest gathering of outcomes.
+    pub ack_gather: Span,
+    /// Longest time for running tasks at a stop.
+    pub drain: Span,
+}
+
+/// What a task gets whose submitter says nothing else.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskDefaults {
+    /// Tries after the first one.
+    pub retries: u32,
+    /// Wait before them, in the grammar of [`crate::model::Retry`].
+    pub backoff: String,
+    /// Lease of a started task.
+    pub lease: Span,
+    /// Time from hand-out to start.
+    pub dispatch_timeout: Span,
+}
+
+/// Log lines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogSettings {
+    /// For people or for machines.
+    pub format: LogFormat,
+    /// A level or a filter.
+    pub level: String,
+}
+
+/// Form of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// One readable line an event.
+    Text,
+    /// One JSON object an event.
+    Json,
+}
+
+/// Metrics.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricsSettings {
+    /// Whether `/metrics` is served.
+    pub enabled: bool,
+    /// How often samples are folded into histograms.
+    pub upkeep: Span,
+}
+
+impl Settings {
+    /// Reads all layers and checks the result.
+    pub fn load(sources: &Sources) -> Result<Loaded, SettingsError> {
+        layer::load(sources)
+    }
+}
