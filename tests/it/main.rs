@@ -2,3 +2,4 @@
 
 mod connect;
 mod due;
+mod executor;
