@@ -32,13 +32,13 @@
 //!
 //! | other tag | keys | content |
 //! | --- | --- | --- |
-//! | `<namespace>:lanes` | `by_name`, `by_code` (HASH) | codes of queues with labels |
+//! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
-//! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH) | who lives |
+//! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
 
-use crate::model::{Namespace, Tag};
+use crate::model::{LaneCode, Namespace, Tag, TaskId};
 use bytes::Bytes;
 
 /// The two keys that every script declares, for one tag.
@@ -76,6 +76,146 @@ pub fn prefixes(namespace: &Namespace) -> [String; 2] {
     [format!("{{{namespace}."), format!("{{{namespace}:")]
 }
 
+/// What a key of a bucket is, by its name behind the tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// `meta`
+    Meta,
+    /// `agenda`
+    Agenda,
+    /// `due:…`
+    Due,
+    /// `ready:…`
+    Ready,
+    /// `ring:…`
+    Ring,
+    /// `parked`
+    Parked,
+    /// `task:…`
+    Task,
+    /// `at`
+    At,
+    /// `run`
+    Run,
+    /// `lease:…`
+    Lease,
+    /// `timer:…`
+    Timer,
+    /// `keys:…`
+    Keys,
+    /// `keyend:…`
+    KeyEnd,
+    /// `recent:…`
+    Recent,
+    /// `tries`
+    Tries,
+    /// `dead`
+    Dead,
+    /// `dead:…`
+    Letter,
+    /// `events`
+    Events,
+    /// `counts`
+    Counts,
+    /// `lag:…`
+    Lag,
+    /// `lock`
+    Lock,
+    /// `last:…`
+    Last,
+}
+
+impl Kind {
+    /// The names that every bucket may have once, in one list.
+    pub const SINGLE: [&'static str; 10] =
+        ["meta", "agenda", "parked", "at", "run", "tries", "dead", "events", "counts", "lock"];
+
+    /// The kind of a name; nothing for a name that is none of ours.
+    pub fn of(name: &str) -> Option<Self> {
+        let number = |text: &str| !text.is_empty() && text.len() <= 12 && text.bytes().all(|b| b.is_ascii_digit());
+        let (stem, rest) = match name.split_once(':') {
+            Some((stem, rest)) => (stem, Some(rest)),
+            None => (name, None),
+        };
+        Some(match (stem, rest) {
+            ("meta", None) => Self::Meta,
+            ("agenda", None) => Self::Agenda,
+            ("parked", None) => Self::Parked,
+            ("at", None) => Self::At,
+            ("run", None) => Self::Run,
+            ("tries", None) => Self::Tries,
+            ("dead", None) => Self::Dead,
+            ("events", None) => Self::Events,
+            ("counts", None) => Self::Counts,
+            ("lock", None) => Self::Lock,
+            ("due", Some(rest)) if is_due_name(rest) => Self::Due,
+            ("ready", Some(rest)) if LaneCode::from_bytes(rest.as_bytes()).is_some() => Self::Ready,
+            ("ring", Some("0" | "1" | "2" | "3" | "4" | "5")) => Self::Ring,
+            ("task", Some(rest)) if number(rest) => Self::Task,
+            ("lease", Some(rest)) if number(rest) => Self::Lease,
+            ("timer", Some(rest)) if number(rest) => Self::Timer,
+            ("keys", Some(rest)) if number(rest) => Self::Keys,
+            ("keyend", Some(rest)) if number(rest) => Self::KeyEnd,
+            ("recent", Some(rest)) if number(rest) => Self::Recent,
+            ("lag", Some(rest)) if number(rest) => Self::Lag,
+            ("dead", Some(rest)) if TaskId::from_bytes(rest.as_bytes()).is_some() => Self::Letter,
+            ("last", Some(rest)) if !rest.is_empty() => Self::Last,
+            _ => return None,
+        })
+    }
+
+    /// The type that `TYPE` answers for it.
+    pub const fn redis_type(self) -> &'static str {
+        match self {
+            Self::Agenda | Self::Due | Self::Ready | Self::Ring | Self::Timer | Self::Dead => "zset",
+            Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
+            Self::Letter | Self::Counts | Self::Lag | Self::Lock => "hash",
+            Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
+            Self::Parked => "set",
+            Self::Events => "stream",
+        }
+    }
+}
+
+/// `<minute>[u][.<second>[.<part>]]`
+fn is_due_name(name: &str) -> bool {
+    let mut parts = name.split('.');
+    let minute = parts.next().unwrap_or("");
+    let minute = minute.strip_suffix('u').unwrap_or(minute);
+    let second = parts.next().is_none_or(|s| s.len() == 2 && s.bytes().all(|b| b.is_ascii_digit()));
+    let part = parts.next().is_none_or(|p| p.len() == 1 && p.bytes().all(|b| b.is_ascii_hexdigit()));
+    let digits = !minute.is_empty() && minute.len() <= 12 && minute.bytes().all(|b| b.is_ascii_digit());
+    digits && second && part && parts.next().is_none()
+}
+
+/// Names that only rooms have, with their types.
+pub const ROOM_KEYS: [(&str, &str); 8] = [
+    ("by_name", "hash"),
+    ("by_code", "hash"),
+    ("spread", "hash"),
+    ("records", "hash"),
+    ("seen", "zset"),
+    ("slots", "hash"),
+    ("inbox", "list"),
+    ("urgent", "list"),
+];
+
+/// The type of a key of one of the namespace's rooms; nothing for a name that is none of ours.
+pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
+    let room = room.split_once(':').map_or(room, |(kind, _)| kind);
+    let ours = matches!(
+        (room, name),
+        ("lanes", "by_name" | "by_code")
+            | ("spread", "spread")
+            | ("pods" | "executors", "records" | "seen")
+            | ("x", "slots" | "inbox" | "urgent")
+    );
+    match name {
+        "meta" => Some("hash"),
+        _ => ROOM_KEYS.iter().find(|(known, _)| ours && *known == name).map(|(_, kind)| *kind),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,5 +230,31 @@ mod tests {
         assert_eq!(guard.key("due:1"), format!("{{{tag}}}:due:1"));
         assert_eq!(slot_of_key(&guard.key("due:1")), slot_of_key(&guard.keys[1]));
         assert_eq!(&Guard::room(&namespace, "x:ex-1").key("inbox")[..], b"{mh:x:ex-1}:inbox");
+    }
+
+    #[test]
+    fn names_tell_kinds_and_strangers_have_none() {
+        let table = [
+            ("meta", Some(Kind::Meta)),
+            ("due:29408521", Some(Kind::Due)),
+            ("due:29408521u.07.f", Some(Kind::Due)),
+            ("due:29408521.7", None),
+            ("due:", None),
+            ("ready:--6F", Some(Kind::Ready)),
+            ("ring:6", None),
+            ("dead", Some(Kind::Dead)),
+            ("dead:x", None),
+            ("meta:1", None),
+            ("last:p1", Some(Kind::Last)),
+            ("stranger", None),
+        ];
+        for (name, kind) in table {
+            assert_eq!(Kind::of(name), kind, "{name}");
+        }
+        for name in Kind::SINGLE {
+            assert!(Kind::of(name).is_some(), "{name}");
+        }
+        assert_eq!(room_key_type("x:ex-1", "inbox"), Some("list"));
+        assert_eq!(room_key_type("lanes", "inbox"), None);
     }
 }

@@ -392,7 +392,8 @@ else
       elseif quota(l) < 0 then
         call('ZREM', P .. 'ring:' .. p, lane)
         call('SADD', P .. 'parked', lane)
-      elseif quota(l) > 0 then ring[#ring + 1] = l end
+      elseif quota(l) > 0 then ring[#ring + 1] = l
+      else backlog = backlog + l.size end
     end
     rings[p] = ring
     if #ring > 0 then
@@ -469,7 +470,7 @@ else
   for p = 0, 5 do
     for _, l in ipairs(rings[p]) do
       if l.used > 0 then from_lane[#from_lane + 1] = l end
-      backlog = backlog + (quota(l) > 0 and l.size - l.used or 0)
+      backlog = backlog + l.size - l.used
     end
   end
 end

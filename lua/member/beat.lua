@@ -8,7 +8,7 @@
 -- memory  allow-oom
 local seen, records, id = P .. 'seen', P .. 'records', ARGV[2]
 if id ~= '' then
-  call('HSET', records, id, ARGV[3])
+  if call('HSET', records, id, ARGV[3]) == 1 then call('SPUBLISH', P .. 'new', id) end
   call('ZADD', seen, now, id)
 end
 -- After a leap of the clock backwards nobody is lost for having been seen "later".

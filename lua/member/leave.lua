@@ -7,5 +7,5 @@
 -- events  none
 -- memory  allow-oom
 call('ZREM', P .. 'seen', ARGV[2])
-call('HDEL', P .. 'records', ARGV[2])
+if call('HDEL', P .. 'records', ARGV[2]) == 1 then call('SPUBLISH', P .. 'new', ARGV[2]) end
 return { 'OK', stamp }

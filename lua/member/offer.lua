@@ -1,9 +1,9 @@
 -- member/offer: a pod puts granted tasks into an executor's inbox, as many as there is room for.
 -- moves   none (the grant's phase is in the bucket)
 -- keys    1 {namespace:x:executor}:meta   2 …:never   (the rest derives from the tag)
--- args    1 now_ms or ""  2 pod  3 reservation wanted afterwards  4 reservation lasts ms  5 bytes allowed in the inbox
+-- args    1 now_ms or ""  2 pod  3 reservation wanted afterwards, 0 if nothing waits  4 reservation lasts ms  5 bytes allowed in the inbox
 --         6 n of urgent offers  7… offers, urgent ones first
--- gives   OK {stamp, first urgent ones accepted, first others accepted, reserved afterwards}  |  GONE {stamp}: the executor is lost or leaves
+-- gives   OK {stamp, first urgent ones accepted, first others accepted, reserved afterwards, free and unreserved}  |  GONE {stamp}: the executor is lost or leaves
 -- bound   offers <= batch_max_rows; inbox <= its capacity and bytes
 -- events  none
 -- memory  allow-oom
@@ -34,7 +34,8 @@ local rest = may - normal - (urgent > spare and urgent - spare or 0)
 local keep = want < rest and want or rest
 if keep > 0 then call('HSET', SLOTS, 'r:' .. pod, format('%06.0f%013.0f', keep, now + tonumber(ARGV[4])))
 else call('HDEL', SLOTS, 'r:' .. pod) end
-if keep < want then call('HSET', SLOTS, 'h:' .. pod, format('%013.0f', now + 60000))
+-- A pod that has tasks waiting and little room left is told when there is more.
+if keep < math.ceil(want / 4) then call('HSET', SLOTS, 'h:' .. pod, format('%013.0f', now + 60000))
 elseif #s.hungry > 0 then call('HDEL', SLOTS, 'h:' .. pod) end
 if urgent + normal > 0 then
   if s.nap == 1 then
@@ -44,4 +45,4 @@ if urgent + normal > 0 then
     call('HSET', SLOTS, 'bytes', bytes)
   end
 end
-return { 'OK', stamp, urgent, normal, keep }
+return { 'OK', stamp, urgent, normal, keep, rest - keep }

@@ -15,6 +15,7 @@ for i = 3, #ARGV do
       code = n
       call('HSET', by, ARGV[i], code)
       call('HSET', P .. 'by_code', code, ARGV[i])
+      call('SPUBLISH', P .. 'new', ARGV[i])
     else
       code = -1
     end

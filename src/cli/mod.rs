@@ -1,1 +1,123 @@
-//! x
+//! The command line: one command a file, results by [`render`], endings by [`error::Exit`].
+
+pub mod args;
+mod cancel;
+mod config;
+pub mod connect;
+mod demo;
+pub mod dev;
+pub mod error;
+mod get;
+pub mod import;
+pub mod input;
+pub mod render;
+mod reschedule;
+mod serve;
+mod signal;
+mod status;
+mod submit;
+mod work;
+
+use crate::settings::{Loaded, Settings, Sources};
+use crate::{clock, telemetry};
+use args::{Cli, Command, Output};
+use clap::{CommandFactory, FromArgMatches};
+use error::{CliError, Exit};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Reads the command line, does what it says, and gives the exit code.
+pub fn run(line: Vec<OsString>) -> Exit {
+    let cli = match Cli::command().try_get_matches_from(&line).and_then(|found| Cli::from_arg_matches(&found)) {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error, &line),
+    };
+    let output = cli.global.output;
+    match start(cli) {
+        Ok(exit) => exit,
+        Err(error) => error.report(output),
+    }
+}
+
+/// What clap has to say: help and version on stdout, errors on stderr, as JSON where that was asked for.
+fn refuse(error: &clap::Error, line: &[OsString]) -> Exit {
+    let json = line.windows(2).any(|pair| pair[0] == "--output" && pair[1] == "json")
+        || line.iter().any(|word| word == "--output=json");
+    if json && error.use_stderr() {
+        let text = error.to_string();
+        let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        return CliError::usage("", message).report(Output::Json);
+    }
+    let _ = error.print();
+    if error.use_stderr() { Exit::Usage } else { Exit::Ok }
+}
+
+fn start(cli: Cli) -> Result<Exit, CliError> {
+    if let Command::Completions { shell } = cli.command {
+        clap_complete::generate(shell, &mut Cli::command(), "minutehand", &mut std::io::stdout());
+        return Ok(Exit::Ok);
+    }
+    let mut loaded = Settings::load(&sources(&cli))?;
+    if !cli.command.is_service() && loaded.origin("log.level") == crate::settings::Origin::Default {
+        // One who submits a task wants an id and no log.
+        loaded.settings.log.level = "warn".to_owned();
+    }
+    telemetry::init_log(&loaded.settings.log).map_err(|error| CliError::failed(error.to_string()))?;
+    for warning in &loaded.warnings {
+        tracing::warn!(key = warning.key, "{}", warning.detail);
+    }
+    let output = cli.global.output;
+    match &cli.command {
+        Command::Config(command) => {
+            config::run(command, &loaded, output);
+            Ok(Exit::Ok)
+        }
+        // The one use of this machine's clock for due times: nothing is sent.
+        Command::Import(args) if args.dry_run => {
+            import::command::dry_run(args, crate::model::UnixMs(clock::wall_us() / 1_000), output)
+        }
+        command => {
+            // Any will do; an error says that one is installed.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+            let runtime = runtime.map_err(|error| CliError::failed(format!("could not start: {error}")))?;
+            runtime.block_on(connected(command, &loaded, output))
+        }
+    }
+}
+
+/// The commands that talk to Redis.
+async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
+    match command {
+        Command::Dev(args) => dev::run(args, loaded, output).await,
+        Command::Demo(args) => demo::run(args, output).await,
+        Command::Serve(_) => serve::run(loaded).await,
+        Command::Work(args) => work::run(args, loaded, output).await,
+        Command::Submit(args) => submit::run(args, loaded, output).await,
+        Command::Import(args) => {
+            // What can be wrong without Redis is said without it.
+            import::command::plan(args, crate::model::UnixMs(0))?;
+            let client = connect::client(loaded).await?;
+            let retry = connect::retry(&loaded.settings)?;
+            let now = crate::model::UnixMs(client.space().clock().now_ms());
+            import::command::run(args, now, import::sink::ClientSink::new(client, retry), output).await
+        }
+        Command::Get(args) => get::run(args, loaded, output).await,
+        Command::Cancel(args) => cancel::run(args, loaded, output).await,
+        Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
+        Command::Status(_) => status::run(loaded, output).await,
+        _ => Err(CliError::failed("this command is not built yet")),
+    }
+}
+
+fn sources(cli: &Cli) -> Sources {
+    let env: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| name.starts_with("MINUTEHAND"))
+        .collect();
+    let from_env = env.iter().find(|(name, value)| name == "MINUTEHAND_CONFIG" && !value.is_empty());
+    let mut files: Vec<PathBuf> = from_env.map(|(_, path)| PathBuf::from(path)).into_iter().collect();
+    files.extend(cli.global.config.iter().cloned());
+    let flags = cli.global.flags().into_iter().chain(cli.command.flags()).collect();
+    Sources { files, env, flags }
+}

@@ -30,8 +30,8 @@ const COST_UNKNOWN_MS: f64 = 10.0;
 const WAIT_MAX: Duration = Duration::from_millis(2_000);
 /// How often waiting tasks and tight executors are looked at again.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// A reservation of this age is no longer trusted; a little less than it lasts in Redis.
-const FRESH_FOR: Duration = Duration::from_millis(RESERVATION_MS as u64 - 1_000);
+/// News of an executor's room of this age is no longer trusted: reservations last as long.
+const FRESH_FOR: Duration = Duration::from_millis(RESERVATION_MS as u64);
 /// Times an offer is sent again to the same executor when its answer was lost.
 const OFFER_REPEATS_MAX: u32 = 5;
 
@@ -59,6 +59,8 @@ struct Outbox {
     urgent: VecDeque<Parcel>,
     normal: VecDeque<Parcel>,
     sending: bool,
+    /// Room was announced: ask for it, even if there is nothing to offer.
+    ask: bool,
     /// No room was left when last heard: a push will tell.
     tight: bool,
 }
@@ -76,6 +78,8 @@ struct Inner {
     waiting: VecDeque<Parcel>,
     /// Room that claims under way have put aside.
     held: u32,
+    /// A claim got nothing because others had put all room aside.
+    starved: bool,
     route: LeastCost,
     buckets: Vec<u16>,
 }
@@ -93,8 +97,11 @@ impl Drop for Hold<'_> {
     fn drop(&mut self) {
         let mut inner = self.dispatcher.inner.lock();
         inner.held = inner.held.saturating_sub(self.any);
+        let starved = std::mem::take(&mut inner.starved);
         drop(inner);
-        self.dispatcher.tell_room();
+        if starved {
+            self.dispatcher.tell_room();
+        }
     }
 }
 
@@ -107,12 +114,14 @@ pub(crate) struct Dispatcher {
     inner: Mutex<Inner>,
     room: Notify,
     room_version: AtomicU64,
+    /// Claim loops that left something ripe behind.
+    demand: AtomicU64,
     draining: AtomicBool,
 }
 
 impl Dispatcher {
     pub fn new(space: Space, pod: String, tally: Arc<PodTally>) -> Self {
-        Self { space, pod, tally, inner: Mutex::default(), room: Notify::new(), room_version: AtomicU64::new(0), draining: AtomicBool::new(false) }
+        Self { space, pod, tally, inner: Mutex::default(), room: Notify::new(), room_version: AtomicU64::new(0), demand: AtomicU64::new(0), draining: AtomicBool::new(false) }
     }
 
     /// Told when room may have become free.
@@ -123,6 +132,27 @@ impl Dispatcher {
     /// How often room has become free.
     pub fn room_version(&self) -> u64 {
         self.room_version.load(Ordering::Acquire)
+    }
+
+    /// Notes that a claim loop has left something ripe behind, or no longer has.
+    pub fn wants_room(&self, before: bool, now: bool) {
+        match (before, now) {
+            (false, true) => self.demand.fetch_add(1, Ordering::Relaxed),
+            (true, false) => self.demand.fetch_sub(1, Ordering::Relaxed),
+            _ => return,
+        };
+    }
+
+    /// Asks the executors of which little room is known for more.
+    pub fn seek_room(&self, shared: &Arc<Shared>) {
+        let tight: Vec<String> = {
+            let inner = self.inner.lock();
+            let tight = |outbox: &Outbox| outbox.credit == 0 && !outbox.tight && !outbox.sending;
+            inner.outboxes.iter().filter(|(_, outbox)| tight(outbox)).map(|(id, _)| id.clone()).collect()
+        };
+        for executor in tight {
+            self.replenish(shared, &executor);
+        }
     }
 
     fn tell_room(&self) {
@@ -167,6 +197,7 @@ impl Dispatcher {
                 urgent: VecDeque::new(),
                 normal: VecDeque::new(),
                 sending: false,
+                ask: false,
                 tight: false,
             });
             outbox.load_ms = record.load_ms;
@@ -204,6 +235,7 @@ impl Dispatcher {
         if self.draining.load(Ordering::Relaxed) {
             return Hold { dispatcher: self, any: 0, normal: 0, default_quota: Quota::Closed, quotas: Vec::new() };
         }
+        inner.starved |= any == 0 && inner.held > 0;
         inner.held += any;
         let (default_quota, quotas) = quotas(&inner);
         Hold { dispatcher: self, any, normal, default_quota, quotas }
@@ -322,7 +354,7 @@ impl Dispatcher {
     /// The next batch for an executor and the room wanted afterwards; nothing when its outbox is empty.
     fn load(&self, executor: &str) -> Option<(Vec<Parcel>, Vec<Parcel>, u32)> {
         let mut inner = self.inner.lock();
-        let want = want(&inner.view, executor);
+        let want = if self.demand.load(Ordering::Relaxed) > 0 { want(&inner.view, executor) } else { 0 };
         let outbox = inner.outboxes.get_mut(executor)?;
         let mut bytes = 0;
         let mut take = |queue: &mut VecDeque<Parcel>, room: usize| {
@@ -339,10 +371,11 @@ impl Dispatcher {
         };
         let urgent = take(&mut outbox.urgent, limits::BATCH_MAX_ROWS);
         let normal = take(&mut outbox.normal, limits::BATCH_MAX_ROWS - urgent.len());
-        if urgent.is_empty() && normal.is_empty() {
+        if urgent.is_empty() && normal.is_empty() && !outbox.ask {
             outbox.sending = false;
             return None;
         }
+        outbox.ask = false;
         Some((urgent, normal, want))
     }
 
@@ -379,19 +412,22 @@ impl Dispatcher {
         want: u32,
         answer: Result<OfferAnswer, StoreError>,
     ) {
+        tracing::trace!(executor, urgent = urgent.len(), normal = normal.len(), want, ?answer, "offered");
         let metrics = metric::handles();
         metrics.offers.increment(1);
         let mut back = Vec::new();
         let mut inner = self.inner.lock();
         match answer {
-            Ok(OfferAnswer::Accepted { urgent: u, normal: n, reserved }) => {
+            Ok(OfferAnswer::Accepted { urgent: u, normal: n, reserved, free }) => {
                 back.extend(urgent.drain(u.min(urgent.len())..));
                 back.extend(normal.drain(n.min(normal.len())..));
                 let accepted = (urgent.len() + normal.len()) as u64;
                 metrics.offered_tasks.increment(accepted);
                 self.tally.offered.fetch_add(accepted, Ordering::Relaxed);
+                // What nobody has reserved is there for all pods: each counts on its share.
+                let pods = inner.view.pods.len().max(1) as u32;
                 if let Some(outbox) = inner.outboxes.get_mut(executor) {
-                    outbox.credit = reserved.saturating_sub(outbox.queued());
+                    outbox.credit = (reserved + free.div_ceil(pods)).saturating_sub(outbox.queued());
                     outbox.heard = at;
                     outbox.tight = reserved < low(want);
                 }
@@ -423,28 +459,25 @@ impl Dispatcher {
         if !back.is_empty() {
             self.route(shared, back);
         }
+        self.reroute(shared);
         self.tell_room();
     }
 
-    /// Asks an executor for room without offering anything.
-    async fn replenish(&self, shared: &Arc<Shared>, executor: &str) {
-        let want = {
+    /// Asks an executor for room, with the next offer or without one.
+    fn replenish(&self, shared: &Arc<Shared>, executor: &str) {
+        {
             let mut inner = self.inner.lock();
-            let want = want(&inner.view, executor);
             let Some(outbox) = inner.outboxes.get_mut(executor) else { return };
+            outbox.ask = true;
             if outbox.sending {
                 return;
             }
             outbox.sending = true;
-            want
-        };
-        let sent = clock::mono();
-        match member::offer(&self.space, &self.pod, executor, &[], &[], want).await {
-            Ok(answer) => self.sent(shared, executor, sent, Vec::new(), Vec::new(), want, Ok(answer)),
-            Err(error) => tracing::debug!(executor, %error, "could not ask for room"),
         }
-        self.reroute(shared);
-        self.send(shared, executor).await;
+        let (shared, executor) = (Arc::clone(shared), executor.to_owned());
+        tokio::spawn(async move {
+            shared.dispatcher.send(&shared, &executor).await;
+        });
     }
 
     /// Routes once more what found no room, and hands back what has waited too long.
@@ -567,15 +600,14 @@ pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
                     inner.outboxes.iter().filter(|(_, outbox)| old(outbox)).map(|(id, _)| id.clone()).collect()
                 };
                 for executor in tight {
-                    let shared = Arc::clone(&shared);
-                    tokio::spawn(async move { shared.dispatcher.replenish(&shared, &executor).await });
+                    shared.dispatcher.replenish(&shared, &executor);
                 }
                 continue;
             }
         };
         if !executor.is_empty() {
-            let shared = Arc::clone(&shared);
-            tokio::spawn(async move { shared.dispatcher.replenish(&shared, &executor).await });
+            tracing::trace!(executor, "room");
+            shared.dispatcher.replenish(&shared, &executor);
         }
     }
 }

@@ -5,7 +5,7 @@ use super::{BEATS_PER_LOCK, Shared};
 use crate::metric;
 use crate::model::{Bucket, Grant, TaskId};
 use crate::store::member::{self, PodRecord};
-use crate::store::{Space, StoreError, due};
+use crate::store::{Space, StoreError, Subscription, due};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,10 +13,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+/// How long news gather before the view is made anew.
+const NEWS_GATHER: Duration = Duration::from_millis(10);
+
 /// Beats, and publishes what it hears, until `stop` fires.
 pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, stop: CancellationToken) {
     let every = crate::clock::ms(shared.settings.lock_ms / BEATS_PER_LOCK).max(Duration::from_millis(50));
     let mut seen: HashSet<String> = HashSet::new();
+    let mut news = ["pods", "executors", "lanes"].map(|room| member::news(&shared.space, room));
     let mut claimed_before = 0;
     loop {
         let claimed = shared.tally.claimed.load(Ordering::Relaxed);
@@ -43,7 +47,20 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(wait) => {}
+            () = any_news(&mut news) => {
+                // Many joining at once are heard of together.
+                tokio::time::sleep(NEWS_GATHER).await;
+            }
         }
+    }
+}
+
+async fn any_news(news: &mut [Subscription; 3]) {
+    let [pods, executors, lanes] = news;
+    tokio::select! {
+        _ = pods.recv() => {}
+        _ = executors.recv() => {}
+        _ = lanes.recv() => {}
     }
 }
 

@@ -81,6 +81,7 @@ fn whole_ms(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock;
 
     #[test]
     fn readiness_is_the_age_of_the_last_work() {

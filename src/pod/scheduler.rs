@@ -32,6 +32,7 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
         seen: None,
         claimed_at: None,
         room_seen: 0,
+        wants_room: false,
         backoff_ms: BACKOFF_MIN_MS,
         shared,
         bucket,
@@ -43,7 +44,8 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
             break;
         }
     }
-    let Loop { shared, claim, .. } = bucket_loop;
+    let Loop { shared, claim, wants_room, .. } = bucket_loop;
+    shared.dispatcher.wants_room(wants_room, false);
     if let Err(error) = due::yield_bucket(&shared.space, bucket, &claim.pod, &claim.permit).await {
         tracing::debug!(%bucket, %error, "could not let go of a bucket; its permit ends by itself");
     }
@@ -72,6 +74,8 @@ struct Loop {
     claimed_at: Option<Instant>,
     /// How often room had become free when the last claim was made.
     room_seen: u64,
+    /// Whether the last claim left something ripe behind.
+    wants_room: bool,
     backoff_ms: u64,
 }
 
@@ -90,10 +94,11 @@ impl Loop {
         self.claim.again();
         let start = clock::mono();
         let answer = self.claim_with_repeats().await;
+        tracing::trace!(bucket = %self.bucket, limit = hold.any, default = ?hold.default_quota, "claimed");
         let metrics = metric::handles();
         metrics.claim_duration.record(start.elapsed().as_secs_f64());
         self.claimed_at = Some(start);
-        match answer {
+        let next = match answer {
             Ok(ClaimAnswer::Held(claimed)) => {
                 self.backoff_ms = BACKOFF_MIN_MS;
                 self.shared.ready.worked(clock::mono());
@@ -114,7 +119,14 @@ impl Loop {
                 metrics.claims.add("error", 1);
                 Next::After(self.failed(&error))
             }
+        };
+        let wants = matches!(next, Next::Now | Next::Room);
+        shared.dispatcher.wants_room(self.wants_room, wants);
+        self.wants_room = wants;
+        if next == Next::Room {
+            shared.dispatcher.seek_room(&shared);
         }
+        next
     }
 
     /// Asks again with the same call id while the fate of a claim is open: what it granted is then answered.
@@ -178,7 +190,6 @@ impl Loop {
         let room = self.shared.dispatcher.room().notified();
         // Room that became free during the claim counts: its message is gone already.
         if next == Next::Room && self.shared.dispatcher.room_version() != self.room_seen {
-            // A hold that ends is counted as well, so this must not turn into a spin.
             return tokio::select! {
                 () = stop.cancelled() => false,
                 () = tokio::time::sleep(Duration::from_millis(1)) => true,

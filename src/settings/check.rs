@@ -51,7 +51,6 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     number("redis.pool", s.redis.pool, 1, POOL_MAX)?;
     number("executor.slots", s.executor.slots, 1, slots_max)?;
     number("executor.urgent_slots", s.executor.urgent_slots, 0, slots_max)?;
-    number("executor.prefetch", s.executor.prefetch, 0, slots_max)?;
 
     let span = |key: &str, value: Span, least: i64, most: i64| {
         if (least..=most).contains(&value.ms()) {
@@ -65,12 +64,6 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     span("pod.lock", s.pod.lock, 500, 60_000)?;
     span("pod.poll", s.pod.poll, 10, 60_000)?;
     span("pod.gather", s.pod.gather, 0, 1_000)?;
-    span("pod.heartbeat", s.pod.heartbeat, 100, 60_000)?;
-    span("pod.lost_after", s.pod.lost_after, 300, 600_000)?;
-    span("pod.ready_within", s.pod.ready_within, 1_000, 600_000)?;
-    span("pod.stop_within", s.pod.stop_within, 100, 600_000)?;
-    span("executor.heartbeat", s.executor.heartbeat, 100, 60_000)?;
-    span("executor.ack_gather", s.executor.ack_gather, 0, 5_000)?;
     span("executor.drain", s.executor.drain, 0, limits::LEASE_MAX_MS)?;
     span("defaults.lease", s.defaults.lease, limits::LEASE_MIN_MS, limits::LEASE_MAX_MS)?;
     span("defaults.dispatch_timeout", s.defaults.dispatch_timeout, limits::LEASE_MIN_MS, limits::LEASE_MAX_MS)?;
@@ -79,19 +72,6 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     if s.pod.poll >= s.pod.lock {
         let detail = format!("{} must be below pod.lock ({}), else a sleeping pod loses its permit", s.pod.poll, s.pod.lock);
         return refuse("pod.poll", detail);
-    }
-    for (key, heartbeat) in [("pod.heartbeat", s.pod.heartbeat), ("executor.heartbeat", s.executor.heartbeat)] {
-        if heartbeat.ms() * 3 > s.pod.lost_after.ms() {
-            let detail = format!(
-                "{heartbeat} must be at most a third of pod.lost_after ({}), else two lost heartbeats end a live process",
-                s.pod.lost_after
-            );
-            return refuse(key, detail);
-        }
-    }
-    if s.pod.ready_within <= s.pod.poll {
-        let detail = format!("{} must be above pod.poll ({}), else an idle pod is never ready", s.pod.ready_within, s.pod.poll);
-        return refuse("pod.ready_within", detail);
     }
     if s.redis.connect_timeout > s.redis.call_timeout {
         let detail = format!("{} must not be above redis.call_timeout ({})", s.redis.connect_timeout, s.redis.call_timeout);
@@ -115,9 +95,9 @@ fn warnings(s: &Settings) -> Vec<Warning> {
     );
     warn(s.pod.lock.ms() < 1_000, "pod.lock", "below 1s a short stall of the network moves buckets between pods");
     warn(
-        s.defaults.lease < s.pod.lost_after,
+        s.defaults.lease.ms() < limits::LOST_AFTER_MS,
         "defaults.lease",
-        "is below pod.lost_after: a task runs twice before its executor is known to be lost",
+        "is below the 9s after which an executor counts as lost: a task runs twice before that is known",
     );
     warn(
         s.defaults.lease.ms() < 3 * s.redis.call_timeout.ms(),
@@ -149,10 +129,6 @@ mod tests {
     fn rules_between_keys() {
         let key = |change: fn(&mut Settings)| with(change).unwrap_err().0;
         assert_eq!(key(|s| s.pod.poll = s.pod.lock), "pod.poll");
-        assert_eq!(key(|s| s.pod.heartbeat = Span::from_ms(3_001)), "pod.heartbeat");
-        assert_eq!(key(|s| s.executor.heartbeat = Span::from_ms(3_001)), "executor.heartbeat");
-        assert_eq!(key(|s| s.pod.lost_after = Span::from_ms(8_999)), "pod.heartbeat");
-        assert_eq!(key(|s| s.pod.ready_within = Span::from_ms(1_000)), "pod.ready_within");
         assert_eq!(key(|s| s.redis.connect_timeout = Span::from_ms(2_001)), "redis.connect_timeout");
         assert_eq!(key(|s| s.executor.slots = 0), "executor.slots");
         assert_eq!(key(|s| s.executor.slots = 10_001), "executor.slots");

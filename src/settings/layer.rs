@@ -357,11 +357,7 @@ mod tests {
         let s = &loaded.settings;
         assert_eq!(s.pod.lock.ms(), limits::LOCK_MS);
         assert_eq!(s.pod.poll.ms(), limits::POLL_MS);
-        assert_eq!(s.pod.heartbeat.ms(), limits::HEARTBEAT_MS);
-        assert_eq!(s.executor.heartbeat.ms(), limits::HEARTBEAT_MS);
-        assert_eq!(s.pod.lost_after.ms(), limits::LOST_AFTER_MS);
         assert_eq!(s.pod.gather.ms(), limits::CLAIM_GATHER_MAX_MS as i64);
-        assert_eq!(s.executor.ack_gather.ms(), limits::ACK_GATHER_MAX_MS as i64);
         assert_eq!(s.defaults.lease.ms(), limits::LEASE_MS);
         assert_eq!(s.defaults.dispatch_timeout.ms(), limits::DISPATCH_TIMEOUT_MS);
         assert_eq!(s.redis.call_timeout.ms(), limits::CALL_TIMEOUT_MS as i64);

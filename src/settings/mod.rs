@@ -74,14 +74,6 @@ pub struct PodSection {
     pub poll: Span,
     /// Longest gathering of a busy claim loop.
     pub gather: Span,
-    /// How often a pod reports itself.
-    pub heartbeat: Span,
-    /// Silence after which a pod or executor counts as lost.
-    pub lost_after: Span,
-    /// Age of the last successful work up to which the pod is ready.
-    pub ready_within: Span,
-    /// Longest time for a stop.
-    pub stop_within: Span,
 }
 
 /// A process that runs tasks.
@@ -92,12 +84,6 @@ pub struct ExecutorSection {
     pub slots: u32,
     /// Slots beside these for P0 and P1 alone.
     pub urgent_slots: u32,
-    /// Tasks that may wait in the inbox beyond the slots.
-    pub prefetch: u32,
-    /// How often an executor reports itself.
-    pub heartbeat: Span,
-    /// Longest gathering of outcomes.
-    pub ack_gather: Span,
     /// Longest time for running tasks at a stop.
     pub drain: Span,
 }

@@ -150,7 +150,7 @@ pub struct Claimed {
     pub now: UnixMs,
     /// When the next task is due; nothing when none is waiting, or when something ripe is left.
     pub next_due: Option<UnixMs>,
-    /// Ripe tasks left that the quotas would allow, at least.
+    /// Ripe tasks left in lanes that do not stand aside, at least; quotas may forbid them for now.
     pub backlog: u64,
     /// Leases that had lapsed.
     pub reaped: u32,

@@ -12,7 +12,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
 /// How long a pod's reservation of room lasts without being used.
-pub const RESERVATION_MS: i64 = 5_000;
+pub const RESERVATION_MS: i64 = 1_000;
 
 /// An executor as it reports itself.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -243,6 +243,8 @@ pub enum OfferAnswer {
         normal: usize,
         /// Room reserved for this pod from now on.
         reserved: u32,
+        /// Room that nobody has reserved.
+        free: u32,
     },
     /// The executor is lost or leaves; none was accepted.
     Gone,
@@ -269,8 +271,9 @@ pub async fn offer(
     }
     let mut fields = answer.ok()?;
     let mut count = |name| Ok::<_, StoreError>(usize::try_from(fields.int(name)?).unwrap_or(0));
-    let (urgent, normal, reserved) = (count("urgent")?, count("normal")?, count("reserved")?);
-    Ok(OfferAnswer::Accepted { urgent, normal, reserved: u32::try_from(reserved).unwrap_or(0) })
+    let (urgent, normal, reserved, free) = (count("urgent")?, count("normal")?, count("reserved")?, count("free")?);
+    let small = |n| u32::try_from(n).unwrap_or(u32::MAX);
+    Ok(OfferAnswer::Accepted { urgent, normal, reserved: small(reserved), free: small(free) })
 }
 
 /// What an executor asks of its inbox.
@@ -342,6 +345,11 @@ pub async fn tell_executor(space: &Space, executor: &str, what: &[u8]) -> Result
 /// Wakes an executor: when something was put into its inbox, or [`tell_executor`] was called.
 pub fn inbox_wakes(space: &Space, executor: &str) -> Subscription {
     space.store().subscribe(inbox_guard(space, executor).key("wake"))
+}
+
+/// Wakes a pod when something joined or left: `pods`, `executors`, or `lanes` for queues.
+pub fn news(space: &Space, room: &str) -> Subscription {
+    space.store().subscribe(registry(space, room).key("new"))
 }
 
 /// Wakes the holder of a bucket: when a task was submitted that is due before its planned wake-up.

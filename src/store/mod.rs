@@ -18,6 +18,7 @@ mod space;
 mod subscribe;
 mod topology;
 
+pub mod check;
 pub mod due;
 pub mod intake;
 pub mod member;

@@ -68,6 +68,10 @@ scripts! {
     TAKE = "member.take" "allow-oom" ["lib/room"] "member/take";
     GET = "read.get" "no-writes" ["lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
     COUNTS = "read.counts" "no-writes" [] "read/counts";
+    AUDIT = "read.audit" "no-writes" ["lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/audit";
+    VERIFY = "read.verify" "no-writes" ["lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/verify";
+    NAMES = "read.names" "no-writes" ["lib/digit"] "read/names";
+    LAW = "read.law" "no-writes" ["lib/digit"] "read/law";
 }
 
 #[cfg(test)]

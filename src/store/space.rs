@@ -5,8 +5,9 @@ use super::reply::Fields;
 use super::script::{self, Script};
 use super::{Reply, Store, StoreError};
 use crate::clock::{self, RedisClock};
-use crate::keys::Guard;
+use crate::keys::{Guard, Kind, ROOM_KEYS};
 use crate::limits;
+use crate::model::spec::KEY_SHARDS;
 use crate::model::{Bucket, LaneGroup, Namespace, Tag};
 use bytes::Bytes;
 use parking_lot::RwLock;
@@ -239,12 +240,70 @@ impl Space {
         args: Args,
     ) -> Result<Answer, StoreError> {
         let sent = clock::mono();
-        let reply = self.inner.store.call(script, guard.keys.clone(), args.done()).await?;
+        let reply = match self.inner.store.call(script, guard.keys.clone(), args.done()).await {
+            Ok(reply) => reply,
+            Err(StoreError::WrongType { script, detail }) => {
+                let detail = self.wrong_key(guard, detail).await;
+                return Err(StoreError::WrongType { script, detail });
+            }
+            Err(error) => return Err(error),
+        };
         let mut fields = reply.fields(script.name)?;
         let word = fields.bytes("a word")?;
         let stamp = fields.int("the time")?;
         self.inner.clock.sample(sent, stamp);
         Ok(Answer { word, now_us: stamp, fields, script })
+    }
+}
+
+impl Space {
+    /// Names the key that a server's WRONGTYPE is about, where it can be found: one call over the names
+    /// that every bucket has, what its agenda lists next, and the keys of this minute.
+    async fn wrong_key(&self, guard: &Guard, detail: String) -> String {
+        if detail.starts_with("WRONGTYPE key ") {
+            return detail;
+        }
+        let now_ms = match self.inner.injected_ms.load(Ordering::Relaxed) {
+            REAL_TIME => self.inner.clock.now_ms(),
+            now => now,
+        };
+        let mut names: Vec<String> = Kind::SINGLE.iter().map(|name| (*name).to_owned()).collect();
+        names.extend((0..6).map(|level| format!("ring:{level}")));
+        names.extend((0..KEY_SHARDS).map(|shard| format!("keys:{shard}")));
+        names.extend(ROOM_KEYS.iter().map(|(name, _)| (*name).to_owned()));
+        let (minute, ten) = (now_ms.div_euclid(60_000), now_ms.div_euclid(10_000));
+        for minute in minute - 10..=minute + 10 {
+            for stem in ["due", "timer", "task", "lag"] {
+                names.push(format!("{stem}:{minute}"));
+            }
+            names.push(format!("due:{minute}u"));
+        }
+        names.extend((ten - 90..=ten).map(|ten| format!("recent:{ten}")));
+        names.extend((0..40).map(|s| format!("lease:{}", now_ms.div_euclid(1_000) + s)));
+        names.truncate(500);
+        let args = std::iter::once(Bytes::new()).chain(names.iter().map(|name| name.clone().into())).collect();
+        let found = match self.inner.store.call(&script::NAMES, guard.keys.clone(), args).await {
+            Ok(reply) => reply.fields(script::NAMES.name),
+            Err(error) => Err(error),
+        };
+        let Ok(mut fields) = found else { return detail };
+        let named = || -> Result<Option<String>, StoreError> {
+            fields.bytes("a word")?;
+            fields.int("the time")?;
+            for name in names {
+                let found = fields.text("type")?;
+                fields.next("size")?;
+                fields.next("listed")?;
+                let room = ROOM_KEYS.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
+                let expected = room.or_else(|| Kind::of(&name).map(Kind::redis_type));
+                if let Some(expected) = expected.filter(|expected| *expected != found && found != "none") {
+                    let key = String::from_utf8_lossy(&guard.key(&name)).into_owned();
+                    return Ok(Some(format!("key {key} holds a {found}, expected a {expected}")));
+                }
+            }
+            Ok(None)
+        };
+        named().ok().flatten().unwrap_or(detail)
     }
 }
 

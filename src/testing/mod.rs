@@ -3,3 +3,4 @@
 pub mod bed;
 pub mod fixtures;
 pub mod fault;
+pub mod snapshot;

@@ -1,0 +1,42 @@
+# Needs a Rust toolchain. A Redis (or Valkey) server of version 7 or later is used where there is one;
+# else scripts/get-server brings one into target/server, without root and without starting anything.
+
+SHELL := /bin/bash
+CARGO ?= cargo
+# Found when a recipe first needs it.
+SERVER = $$(scripts/get-server)
+WITH_SERVER = set -e; server=$(SERVER); export MINUTEHAND_REDIS_SERVER="$$server";
+
+.PHONY: demo test bench lint docs server help
+
+help:
+	@echo 'make demo    watch a real plan of 1,014 pushes run'
+	@echo 'make test    all tests, each on private servers of its own'
+	@echo 'make bench   what a task costs, beside the floor; BENCH="lifecycle --rounds 3" for one of them'
+	@echo 'make lint    formatting and clippy, warnings denied'
+	@echo 'make docs    documentation of the crate, warnings denied'
+	@echo 'make server  print the path of the Redis server that all of these use'
+
+demo:
+	@$(WITH_SERVER) $(CARGO) run --release --quiet -- demo
+
+test:
+	@$(WITH_SERVER) if $(CARGO) nextest --version >/dev/null 2>&1; then \
+		$(CARGO) test --quiet --features testing --doc && \
+		$(CARGO) nextest run --features testing $(TEST); \
+	else \
+		$(CARGO) test --features testing $(TEST); \
+	fi
+
+bench:
+	@$(WITH_SERVER) $(CARGO) bench --features testing --bench bench -- $(BENCH)
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --all-targets --features testing -- -D warnings
+
+docs:
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps
+
+server:
+	@scripts/get-server

@@ -1,0 +1,6 @@
+//! What all benches share: a private server, the bare wire, tasks of a known shape, and reports.
+
+pub mod redis;
+pub mod report;
+pub mod shape;
+pub mod stat;

@@ -1,0 +1,327 @@
+//! What a task costs: `cargo bench --features testing -- <bench> [flags]`, or `make bench`.
+//!
+//! Every comparison is made within one run, round by round on fresh servers, since figures of two runs on a
+//! shared machine differ by more than what is compared. Ratios are the middle of the rounds' own ratios.
+
+mod floor;
+mod growth;
+mod kit;
+mod lifecycle;
+mod size;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use serde_json::json;
+
+use kit::redis::{Door, Redis};
+use kit::report::{Report, table};
+use kit::shape::Shape;
+use kit::stat::{Failure, least, median};
+use lifecycle::Mode;
+
+/// What a task costs, measured on a private server.
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    bench: Option<Bench>,
+    /// Write all figures here as JSON.
+    #[arg(long, global = true)]
+    json: Option<PathBuf>,
+    /// Append the figures to bench/history.jsonl.
+    #[arg(long, global = true)]
+    history: bool,
+    /// Reach the server by TCP instead of its socket.
+    #[arg(long, global = true)]
+    tcp: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// The bare commands alone.
+    Floor(Life),
+    /// The life of tasks through the scripts, beside the floor.
+    Lifecycle(Life),
+    /// Memory of waiting tasks.
+    Size(SizeArgs),
+    /// Cost of a claim beside 10,000, 100,000 and 1,000,000 waiting tasks.
+    Growth(GrowthArgs),
+    /// All of them.
+    All,
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+struct Life {
+    /// Tasks of each run.
+    #[arg(long, default_value_t = 100_000)]
+    tasks: usize,
+    /// Buckets they lie in.
+    #[arg(long, default_value_t = 8)]
+    buckets: u16,
+    /// Rounds; the floor and each way of ours run once in each.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Give each task an idempotency key.
+    #[arg(long)]
+    keyed: bool,
+    /// Count a start of its own for each task, as long tasks have.
+    #[arg(long)]
+    start: bool,
+    /// Skip the runs that measure speed.
+    #[arg(long)]
+    no_speed: bool,
+}
+
+impl Default for Life {
+    fn default() -> Self {
+        Self { tasks: 100_000, buckets: 8, rounds: 5, keyed: false, start: false, no_speed: false }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+struct SizeArgs {
+    /// Tasks of each run.
+    #[arg(long, default_value_t = 1_000_000)]
+    tasks: usize,
+    /// Buckets they lie in.
+    #[arg(long, default_value_t = 8)]
+    buckets: u16,
+}
+
+#[derive(Debug, Clone, Args)]
+struct GrowthArgs {
+    /// Numbers of waiting tasks.
+    #[arg(long, value_delimiter = ',', default_values_t = [10_000, 100_000, 1_000_000])]
+    waiting: Vec<usize>,
+    /// Add 10,000,000 waiting tasks; takes 3 GB of memory and some minutes.
+    #[arg(long)]
+    ten_million: bool,
+    /// Rounds.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+}
+
+fn main() -> Result<(), Failure> {
+    // Cargo hands its own `--bench` to every bench.
+    let cli = Cli::parse_from(std::env::args().filter(|arg| arg != "--bench"));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let door = if cli.tcp { Door::Tcp } else { Door::Unix };
+    let mut report = Report::new(cli.json, cli.history);
+    report.head(&Redis::start(door)?.version());
+    let size = SizeArgs { tasks: 1_000_000, buckets: 8 };
+    let growth = || GrowthArgs { waiting: vec![10_000, 100_000, 1_000_000], ten_million: false, rounds: 3 };
+    runtime.block_on(async {
+        match cli.bench.unwrap_or(Bench::All) {
+            Bench::Floor(args) => run_floor(&mut report, door, args)?,
+            Bench::Lifecycle(args) => run_lifecycle(&mut report, door, args).await?,
+            Bench::Size(args) => run_size(&mut report, door, args).await?,
+            Bench::Growth(args) => run_growth(&mut report, door, args).await?,
+            Bench::All => {
+                run_lifecycle(&mut report, door, Life::default()).await?;
+                run_lifecycle(&mut report, door, Life { keyed: true, rounds: 3, no_speed: true, ..Life::default() })
+                    .await?;
+                run_size(&mut report, door, size).await?;
+                run_growth(&mut report, door, growth()).await?;
+            }
+        }
+        Ok::<_, Failure>(())
+    })?;
+    report.finish()
+}
+
+fn us(values: &[f64]) -> String {
+    format!("{:.2}", median(values))
+}
+
+/// The costs of several rounds, one column a step.
+struct Rounds {
+    name: &'static str,
+    costs: Vec<floor::Cost>,
+}
+
+impl Rounds {
+    fn pick(&self, of: impl Fn(&floor::Cost) -> f64) -> Vec<f64> {
+        self.costs.iter().map(of).collect()
+    }
+
+    fn row(&self, ratio: Option<f64>) -> Vec<String> {
+        let whole = self.pick(|c| c.whole);
+        vec![
+            self.name.into(),
+            us(&self.pick(|c| c.submit)),
+            us(&self.pick(|c| c.claim)),
+            us(&self.pick(|c| c.offer)),
+            us(&self.pick(|c| c.ack)),
+            us(&whole),
+            format!("{:.2}", least(&whole)),
+            ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
+        ]
+    }
+
+    fn json(&self, ratio: Option<f64>) -> serde_json::Value {
+        let whole = self.pick(|c| c.whole);
+        json!({
+            "submit_us": median(&self.pick(|c| c.submit)),
+            "claim_us": median(&self.pick(|c| c.claim)),
+            "offer_take_us": median(&self.pick(|c| c.offer)),
+            "ack_us": median(&self.pick(|c| c.ack)),
+            "whole_us": median(&whole),
+            "whole_us_least": least(&whole),
+            "ratio_to_floor": ratio,
+        })
+    }
+}
+
+const HEAD: [&str; 8] = ["µs of Redis's main thread a task", "submit", "claim", "offer+take", "ack", "whole", "least", "× floor"];
+
+fn run_floor(report: &mut Report, door: Door, args: Life) -> Result<(), Failure> {
+    let shape = Shape::narrow(args.tasks, args.buckets);
+    let mut rounds = Rounds { name: "floor", costs: Vec::new() };
+    for _ in 0..args.rounds {
+        rounds.costs.push(floor::run(&mut Redis::start(door)?, shape)?);
+    }
+    table(&title("Floor", &args), &HEAD, &[rounds.row(None)]);
+    report.add("floor", rounds.json(None));
+    Ok(())
+}
+
+fn title(what: &str, args: &Life) -> String {
+    let keyed = if args.keyed { ", keyed" } else { "" };
+    format!("{what}: {} tasks{keyed}, {} buckets, batches of 500, {} rounds", args.tasks, args.buckets, args.rounds)
+}
+
+async fn run_lifecycle(report: &mut Report, door: Door, args: Life) -> Result<(), Failure> {
+    let shape = Shape { keyed: args.keyed, ..Shape::narrow(args.tasks, args.buckets) };
+    let mut ways = [
+        (None, Rounds { name: "floor (bare commands)", costs: Vec::new() }),
+        (Some(Mode::Flow), Rounds { name: "flow (claimed as it falls due)", costs: Vec::new() }),
+        (Some(Mode::Backlog), Rounds { name: "backlog (all due before the first claim)", costs: Vec::new() }),
+    ];
+    let (mut speeds, mut starts) = (Vec::new(), Vec::new());
+    for _ in 0..args.rounds {
+        for (mode, rounds) in &mut ways {
+            let mut redis = Redis::start(door)?;
+            rounds.costs.push(match mode {
+                None => floor::run(&mut redis, shape)?,
+                Some(mode) => {
+                    let (cost, started) = lifecycle::run(&mut redis, shape, *mode, args.start).await?;
+                    starts.push(started);
+                    cost
+                }
+            });
+        }
+        if !args.no_speed {
+            speeds.push(lifecycle::speed(&mut Redis::start(door)?, shape, 4).await?);
+        }
+    }
+    let floors = ways[0].1.pick(|c| c.whole);
+    let ratio = |rounds: &Rounds| {
+        let own = rounds.pick(|c| c.whole);
+        median(&own.iter().zip(&floors).map(|(own, floor)| own / floor).collect::<Vec<_>>())
+    };
+    let rows: Vec<_> = ways.iter().map(|(_, rounds)| rounds.row(Some(ratio(rounds)))).collect();
+    table(&title("Life of a task, submit to ack", &args), &HEAD, &rows);
+    if args.start {
+        println!("a start of its own: {} µs a task more, counted in whole", us(&starts));
+    }
+    let name = if args.keyed { "lifecycle_keyed" } else { "lifecycle" };
+    let mut result = json!({
+        "tasks": args.tasks, "buckets": args.buckets, "rounds": args.rounds,
+        "floor": ways[0].1.json(None),
+        "flow": ways[1].1.json(Some(ratio(&ways[1].1))),
+        "backlog": ways[2].1.json(Some(ratio(&ways[2].1))),
+    });
+    if !speeds.is_empty() {
+        let of = |pick: fn(&lifecycle::Speed) -> f64| speeds.iter().map(pick).collect::<Vec<_>>();
+        let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+        let (submit, life, cpu) = (of(|s| s.submit), of(|s| s.life), of(|s| s.cpu));
+        let row = |name: &str, rate: &[f64], cpu: String| {
+            vec![name.into(), format!("{:.0}", median(rate)), format!("{:.0}", most(rate)), cpu]
+        };
+        table(
+            "Speed of one process, backlog, all buckets at the same time",
+            &["", "tasks/s", "best", "µs a task"],
+            &[row("bulk submit, 4 calls in flight", &submit, String::new()), row("whole life", &life, us(&cpu))],
+        );
+        result["submit_tasks_per_s"] = median(&submit).into();
+        result["life_tasks_per_s"] = median(&life).into();
+        result["speed_us"] = median(&cpu).into();
+    }
+    report.add(name, result);
+    Ok(())
+}
+
+async fn run_size(report: &mut Report, door: Door, args: SizeArgs) -> Result<(), Failure> {
+    let mut rows = Vec::new();
+    let mut results = Vec::new();
+    for (name, shape, target) in [
+        ("one hot minute", Shape::hot(args.tasks, args.buckets), 260),
+        ("30 days × 1,000 queues × 6 priorities", Shape::wide(args.tasks, args.buckets), 260),
+        ("30 days …, rows in any order", Shape { sorted: false, ..Shape::wide(args.tasks, args.buckets) }, 260),
+        ("30 days …, keyed", Shape { keyed: true, ..Shape::wide(args.tasks, args.buckets) }, 380),
+    ] {
+        let size = size::run(&mut Redis::start(door)?, shape).await?;
+        let mut kinds = size.kinds;
+        kinds.retain(|kind| kind.2 >= 0.5);
+        kinds.sort_by(|a, b| b.2.total_cmp(&a.2));
+        let parts: Vec<_> =
+            kinds.iter().map(|(kind, keys, bytes)| format!("{kind} {bytes:.0} ({keys} keys)")).collect();
+        rows.push(vec![
+            name.into(),
+            format!("{:.0}", size.above),
+            format!("{:.0}", size.above - size.events),
+            target.to_string(),
+            parts.join(", "),
+        ]);
+        results.push(json!({
+            "shape": name, "above_payload": size.above, "events": size.events, "target": target,
+            "kinds": kinds.iter().map(|(kind, keys, bytes)| json!([kind, keys, bytes])).collect::<Vec<_>>(),
+        }));
+    }
+    let title = format!("Bytes of a waiting task above its payload of 100: {} tasks, {} buckets", args.tasks, args.buckets);
+    table(&title, &["", "bytes", "without events", "target", "of that, payload included"], &rows);
+    report.add("size", results.into());
+    Ok(())
+}
+
+async fn run_growth(report: &mut Report, door: Door, args: GrowthArgs) -> Result<(), Failure> {
+    let mut waiting = args.waiting;
+    if args.ten_million {
+        waiting.push(10_000_000);
+    }
+    let mut found: Vec<(usize, Vec<f64>, Vec<f64>)> =
+        waiting.iter().map(|n| (*n, Vec::new(), Vec::new())).collect();
+    for _ in 0..args.rounds {
+        for (waiting, claims, empties) in &mut found {
+            let growth = growth::run(&mut Redis::start(door)?, *waiting).await?;
+            claims.push(growth.claim_us);
+            empties.push(growth.empty_us);
+        }
+    }
+    let first = found.first().map_or((1.0, 1.0), |(_, claims, empties)| (least(claims), least(empties)));
+    let rows: Vec<_> = found
+        .iter()
+        .map(|(waiting, claims, empties)| {
+            vec![
+                waiting.to_string(),
+                us(claims),
+                format!("{:.2}", least(claims) / first.0),
+                us(empties),
+                format!("{:.2}", least(empties) / first.1),
+            ]
+        })
+        .collect();
+    table(
+        &format!("Claims beside waiting tasks, 30 days × 1,000 queues × 6 priorities, {} rounds", args.rounds),
+        &["waiting", "µs a task claimed", "× first", "µs a claim of nothing", "× first"],
+        &rows,
+    );
+    let results: Vec<_> = found
+        .iter()
+        .map(|(waiting, claims, empties)| {
+            json!({ "waiting": waiting, "claim_us": median(claims), "empty_claim_us": median(empties) })
+        })
+        .collect();
+    report.add("growth", results.into());
+    Ok(())
+}

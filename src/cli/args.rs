@@ -1,0 +1,449 @@
+//! The command line. Names, options and exit codes are stable; scripts rely on them.
+
+use super::import::input::Format;
+use crate::settings::{Flag, LogFormat};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// How results are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Output {
+    /// For people.
+    #[default]
+    Table,
+    /// For machines: one JSON value on stdout; errors as one JSON object on stderr.
+    Json,
+}
+
+const AFTER: &str = "\
+Exit codes: 0 done, 1 failed (or done in part), 2 wrong use, 3 no such task, 4 Redis does not answer.
+Settings come from --config files, the environment (MINUTEHAND_REDIS, MINUTEHAND_NAMESPACE,
+MINUTEHAND__SECTION__KEY) and flags, the last one holds: see `minutehand config show --origin`.";
+
+/// Schedules work that must start at a given time, in very large numbers.
+#[derive(Debug, Parser)]
+#[command(name = "minutehand", version, about, after_help = AFTER, max_term_width = 100, propagate_version = true)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Options of every command.
+    #[command(flatten)]
+    pub global: Global,
+}
+
+/// Options of every command.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Everywhere")]
+pub struct Global {
+    /// Where Redis is, such as redis://host:6379 [env: MINUTEHAND_REDIS]
+    #[arg(long, global = true, value_name = "URL")]
+    pub redis: Option<String>,
+    /// Name of the installation's data in Redis [env: MINUTEHAND_NAMESPACE] [default: mh]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// File with settings; may be given several times, the last one holds [env: MINUTEHAND_CONFIG]
+    #[arg(long, global = true, value_name = "FILE.toml")]
+    pub config: Vec<PathBuf>,
+    /// How results are printed
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
+    pub output: Output,
+    /// error, warn, info, debug, trace, or a filter [default: info for dev, serve and work, else warn]
+    #[arg(long, global = true, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// Form of log lines on stderr [default: text]
+    #[arg(long, global = true, value_enum, value_name = "FORM")]
+    pub log_format: Option<LogFormat>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Everything on this machine: a private Redis, a pod and the HTTP port
+    Dev(DevArgs),
+    /// Replay a day of 1,014 flights as pushes and report how punctual they were
+    Demo(DemoArgs),
+    /// Run a pod: claims what is due and hands it to executors
+    Serve(ServeArgs),
+    /// Run an executor: a command, an HTTP address or nothing for each task
+    Work(WorkArgs),
+    /// Submit one task and print its id
+    Submit(SubmitArgs),
+    /// Submit a plan from a CSV or NDJSON file
+    Import(ImportArgs),
+    /// Show one task
+    Get(IdArgs),
+    /// Cancel a task
+    Cancel(IdArgs),
+    /// Change when a task is due
+    Reschedule(RescheduleArgs),
+    /// Show counts, lag, pods, executors and Redis
+    Status(StatusArgs),
+    /// Look for damage in the data: exit code 1 if there is any
+    Check(CheckArgs),
+    /// Show settings
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print a completion script for a shell
+    #[command(hide = true)]
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Options of `dev`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Other commands find this Redis when no URL is given.
+Examples:
+  minutehand dev
+  minutehand dev --data ./data --listen 127.0.0.1:0")]
+pub struct DevArgs {
+    /// Where Redis keeps its data [default: .minutehand in this directory]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Where HTTP is answered [default: 127.0.0.1:8700]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
+}
+
+/// Options of `demo`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit code 0 only if every task succeeded exactly once.
+Examples:
+  minutehand demo
+  minutehand demo --speed 3600 --pods 3 --executors 4")]
+pub struct DemoArgs {
+    /// How many of the plan's seconds pass in one
+    #[arg(long, default_value_t = 1_200.0, value_name = "TIMES")]
+    pub speed: f64,
+    /// Pods that compete for the tasks
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub pods: u32,
+    /// Executors that run them
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub executors: u32,
+}
+
+/// Options of `serve`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Any number of pods share the work; each may be killed at any time.
+Example:
+  minutehand serve --redis redis://db:6379 --listen 0.0.0.0:8700")]
+pub struct ServeArgs {
+    /// Where HTTP is answered: /metrics, /healthz, /readyz [default: 127.0.0.1:8700]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
+    /// Name shown in status [default: host and process id]
+    #[arg(long)]
+    pub name: Option<String>,
+}
+
+/// Options of `work`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("handler").required(true).args(["exec", "http", "discard"]))]
+#[command(after_help = "\
+--exec runs CMD by `sh -c` with the payload on stdin: exit code 0 is a success, another one a failure
+whose error is the end of stderr.
+Examples:
+  minutehand work --queue push --slots 64 --exec './send.sh'
+  minutehand work --queue push --http http://127.0.0.1:9000/push
+  minutehand work --queue push --discard")]
+pub struct WorkArgs {
+    /// Queue to take tasks from; may be given several times
+    #[arg(long, required = true, value_name = "NAME")]
+    pub queue: Vec<String>,
+    /// Tasks that run at the same time [default: 32]
+    #[arg(long, value_name = "N")]
+    pub slots: Option<u32>,
+    /// Run this command for each task
+    #[arg(long, value_name = "CMD")]
+    pub exec: Option<String>,
+    /// Send each task to this address (POST); a status from 200 to 299 is a success
+    #[arg(long, value_name = "URL")]
+    pub http: Option<String>,
+    /// Succeed at once; tasks still pass inbox, start and ack
+    #[arg(long)]
+    pub discard: bool,
+    /// Label this executor offers, such as gpu or zone=a; may be given several times
+    #[arg(long, value_name = "LABEL")]
+    pub label: Vec<String>,
+    /// Name shown in status [default: host and process id]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// End a task that runs longer, such as 30s
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<String>,
+}
+
+/// When a task is due.
+#[derive(Debug, Clone, Default, Args)]
+pub struct DueArgs {
+    /// Due this long after now by Redis's clock, such as 10s, 5m or 1h30m
+    #[arg(long = "in", value_name = "TIME", conflicts_with = "at")]
+    pub wait: Option<String>,
+    /// Due at this instant, such as 2026-12-24T18:00:00+01:00; one in the past is due at once
+    #[arg(long, value_name = "RFC3339")]
+    pub at: Option<String>,
+}
+
+/// Options of `submit`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  minutehand submit --queue mail --in 10s --payload 'hello'
+  minutehand submit --queue mail --at 2026-12-24T18:00:00+01:00 --key order-17 --payload @body.json
+  date | minutehand submit --queue mail --retries 5 --backoff exponential:1s:x2:10m --payload -")]
+pub struct SubmitArgs {
+    /// Queue of the task
+    #[arg(long, value_name = "NAME")]
+    pub queue: String,
+    /// When it is due; at once if not given.
+    #[command(flatten)]
+    pub due: DueArgs,
+    /// P0 (most urgent) to P5
+    #[arg(long, default_value = "P3", value_name = "P0-P5")]
+    pub priority: String,
+    /// Idempotency key: a second task with the same key is not created, the first one's id is printed
+    #[arg(long)]
+    pub key: Option<String>,
+    /// Tries after the first one, 0 to 254 [default: 2]
+    #[arg(long, value_name = "N")]
+    pub retries: Option<u32>,
+    /// Wait before them: fixed:200ms, linear:5s[:CAP] or exponential:5s[:x5[:CAP]] [default: exponential:5s:x5:1h]
+    #[arg(long, value_name = "POLICY")]
+    pub backoff: Option<String>,
+    /// Label an executor must have; may be given several times
+    #[arg(long, value_name = "LABEL")]
+    pub label: Vec<String>,
+    /// Text, @FILE for a file's content, or - for stdin; at most 1 MiB
+    #[arg(long, default_value = "", value_name = "TEXT|@FILE|-", allow_hyphen_values = true)]
+    pub payload: String,
+}
+
+/// Options of `import`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("queues").required(true).args(["queue", "queue_column"]))]
+#[command(after_help = "\
+Columns that are neither due, queue, key nor priority become the payload: a msgpack map. Values of CSV
+are strings; those of NDJSON keep their types. gzip is unpacked wherever it is found.
+
+Due times are RFC 3339, local times in --tz (one that the clock leaves out is the first instant after
+the gap, one that it shows twice is the first of the two), or whole numbers: 10 digits are seconds
+since 1970, 13 are milliseconds. Times in the past are due at once.
+
+With --key, importing a file again makes no task twice, also after a crash, with --strict or --rebase.
+
+Exit code 1 if a row was bad: the others went in, unless --strict said otherwise.
+
+Examples:
+  minutehand import plan.csv --due send_at --tz Europe/Berlin --queue push --key id
+  zcat plan.ndjson.gz | minutehand import - --queue-column queue --strict
+  minutehand import examples/flights-2013-11-27.csv --due departure --tz America/New_York \\
+      --queue flights --key flight --rebase 2013-11-27T05:00:00=now --speed 600")]
+pub struct ImportArgs {
+    /// A file, or - for stdin
+    #[arg(value_name = "FILE|-")]
+    pub file: PathBuf,
+    /// csv or ndjson [default: by the file's name, else by its first byte]
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+    /// Column of the due time
+    #[arg(long, default_value = "due", value_name = "COLUMN")]
+    pub due: String,
+    /// Time zone of due times without an offset, such as Europe/Berlin
+    #[arg(long, value_name = "ZONE")]
+    pub tz: Option<String>,
+    /// Queue of all tasks
+    #[arg(long, value_name = "NAME")]
+    pub queue: Option<String>,
+    /// Column of the queue
+    #[arg(long, value_name = "COLUMN")]
+    pub queue_column: Option<String>,
+    /// Column of the idempotency key; keys are kept for 7 days after their task ended
+    #[arg(long, value_name = "COLUMN")]
+    pub key: Option<String>,
+    /// Priority of all tasks [default: P3]
+    #[arg(long, value_name = "P0-P5", conflicts_with = "priority_column")]
+    pub priority: Option<String>,
+    /// Column of the priority; an empty cell means P3
+    #[arg(long, value_name = "COLUMN")]
+    pub priority_column: Option<String>,
+    /// Tries after the first one, 0 to 254 [default: 2]
+    #[arg(long, value_name = "N")]
+    pub retries: Option<u32>,
+    /// Wait before them, as for submit
+    #[arg(long, value_name = "POLICY")]
+    pub backoff: Option<String>,
+    /// Replay an old plan: its time T is now (T is read in --tz unless it has an offset)
+    #[arg(long, value_name = "T=now")]
+    pub rebase: Option<String>,
+    /// With --rebase: how many of the plan's seconds pass in one
+    #[arg(long, value_name = "TIMES", requires = "rebase")]
+    pub speed: Option<f64>,
+    /// Read everything first; send nothing if one row is bad
+    #[arg(long)]
+    pub strict: bool,
+    /// Draw tasks per minute and send nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// The id of a task.
+#[derive(Debug, Args)]
+pub struct IdArgs {
+    /// Id of the task, as submit printed it
+    pub id: String,
+}
+
+/// Options of `reschedule`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("when").required(true).args(["wait", "at"]))]
+pub struct RescheduleArgs {
+    /// Id of the task, as submit printed it
+    pub id: String,
+    /// When it shall be due.
+    #[command(flatten)]
+    pub due: DueArgs,
+}
+
+/// Options of `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {}
+
+/// Options of `check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {}
+
+/// What `config` shows.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Print the settings that hold, as TOML; passwords are masked
+    Show {
+        /// Say for each value where it came from
+        #[arg(long)]
+        origin: bool,
+        /// Print the manual instead: every key with its default and what it does
+        #[arg(long, conflicts_with = "origin")]
+        defaults: bool,
+    },
+}
+
+impl Global {
+    /// What these flags set.
+    pub fn flags(&self) -> Vec<Flag> {
+        let log_format = self.log_format.map(|format| match format {
+            LogFormat::Text => "text".to_owned(),
+            LogFormat::Json => "json".to_owned(),
+        });
+        [
+            ("--redis", "redis.url", self.redis.clone()),
+            ("--namespace", "namespace", self.namespace.clone()),
+            ("--log-level", "log.level", self.log_level.clone()),
+            ("--log-format", "log.format", log_format),
+        ]
+        .into_iter()
+        .filter_map(|(name, key, value)| Some(Flag { name, key, value: value? }))
+        .collect()
+    }
+}
+
+impl Command {
+    /// What a command's own flags set.
+    pub fn flags(&self) -> Vec<Flag> {
+        let flag = |name, key, value: Option<String>| value.map(|value| Flag { name, key, value });
+        match self {
+            Self::Dev(DevArgs { listen, .. }) | Self::Serve(ServeArgs { listen, .. }) => {
+                flag("--listen", "pod.listen", listen.clone()).into_iter().collect()
+            }
+            Self::Work(WorkArgs { slots, .. }) => {
+                flag("--slots", "executor.slots", slots.map(|n| n.to_string())).into_iter().collect()
+            }
+            Self::Submit(SubmitArgs { retries, backoff, .. }) | Self::Import(ImportArgs { retries, backoff, .. }) => [
+                flag("--retries", "defaults.retries", retries.map(|n| n.to_string())),
+                flag("--backoff", "defaults.backoff", backoff.clone()),
+            ]
+            .into_iter()
+            .flatten()
+            .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether the command runs until it is told to stop, so that its log is worth reading.
+    pub const fn is_service(&self) -> bool {
+        matches!(self, Self::Dev(_) | Self::Serve(_) | Self::Work(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, clap::error::ErrorKind> {
+        Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_lines_of_the_manual_parse() {
+        for line in [
+            "minutehand dev",
+            "minutehand demo --speed 600 --pods 3",
+            "minutehand serve --listen 127.0.0.1:8700",
+            "minutehand work --queue Q --slots 4 --exec true",
+            "minutehand work --queue Q --queue R --http http://x/ --label gpu",
+            "minutehand work --queue Q --discard",
+            "minutehand submit --queue Q --in 10s --priority P0 --key K --retries 2 --backoff fixed:200ms --payload -",
+            "minutehand submit --queue Q --at 2026-12-24T18:00:00Z --payload -text",
+            "minutehand import - --queue Q --tz UTC --strict --dry-run --priority P1 --key k --format csv",
+            "minutehand import f.csv --queue-column q --rebase 2013-11-27T05:00:00=now --speed 600",
+            "minutehand get ID --output json --redis redis://h --namespace n --config a.toml --config b.toml",
+            "minutehand cancel ID",
+            "minutehand reschedule ID --in 5m",
+            "minutehand status --output json",
+            "minutehand check",
+            "minutehand config show --origin",
+        ] {
+            assert!(parse(line).is_ok(), "{line}: {:?}", parse(line).unwrap_err());
+        }
+    }
+
+    #[test]
+    fn wrong_lines_are_refused() {
+        for line in [
+            "minutehand work --queue Q",
+            "minutehand work --discard",
+            "minutehand work --queue Q --discard --exec true",
+            "minutehand submit --in 5s",
+            "minutehand submit --queue Q --in 5s --at 2026-12-24T18:00:00Z",
+            "minutehand import f.csv",
+            "minutehand import f.csv --queue a --queue-column b",
+            "minutehand import f.csv --queue a --speed 5",
+            "minutehand reschedule ID",
+            "minutehand config",
+            "minutehand stauts",
+            "minutehand demo --pods 0",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn flags_name_the_settings_they_set() {
+        let cli = parse("minutehand submit --queue q --retries 3 --redis redis://h --log-format json").unwrap();
+        let keys: Vec<_> = cli.global.flags().into_iter().chain(cli.command.flags()).map(|f| (f.key, f.value)).collect();
+        let expected =
+            [("redis.url", "redis://h"), ("log.format", "json"), ("defaults.retries", "3")].map(|(k, v)| (k, v.to_owned()));
+        assert_eq!(keys, expected);
+    }
+}

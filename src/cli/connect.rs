@@ -1,0 +1,138 @@
+//! From settings to a client, and from its errors to exit codes.
+
+use super::dev;
+use super::error::CliError;
+use crate::client::{Client, ClientError, ClientSettings, SubmitError};
+use crate::model::{Namespace, Retry};
+use crate::settings::{Loaded, Settings};
+use crate::store::{ConnectSettings, Space, Store, StoreError};
+use std::path::Path;
+
+/// Where a single server listens that was installed without any settings.
+const USUAL_URL: &str = "redis://127.0.0.1:6379";
+
+/// How Redis is reached. Without a URL: that of a running `minutehand dev`, else the usual port.
+pub fn settings(settings: &Settings) -> Result<ConnectSettings, CliError> {
+    let redis = &settings.redis;
+    let url = match redis.url.trim() {
+        "" => dev::find().map_or_else(|| USUAL_URL.to_owned(), |found| found.url),
+        url => url.to_owned(),
+    };
+    let password = match redis.password_file.as_os_str().is_empty() {
+        true => None,
+        false => Some(password(&redis.password_file)?),
+    };
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    Ok(ConnectSettings {
+        url,
+        username: text(&redis.username),
+        password,
+        pool_size: redis.pool as usize,
+        call_timeout_ms: redis.call_timeout.ms().unsigned_abs(),
+        connect_timeout_ms: redis.connect_timeout.ms().unsigned_abs(),
+        ca_file: (!redis.ca_file.as_os_str().is_empty()).then(|| redis.ca_file.clone()),
+        allow_evicting: redis.allow_evicting,
+        ..ConnectSettings::default()
+    })
+}
+
+fn password(file: &Path) -> Result<String, CliError> {
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        CliError::usage("redis.password_file", format!("{} cannot be read: {error}", file.display()))
+    })?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+/// Connects and opens the namespace.
+pub async fn space(loaded: &Loaded) -> Result<Space, CliError> {
+    let namespace = Namespace::new(&loaded.settings.namespace)?;
+    let store = Store::connect(settings(&loaded.settings)?).await?;
+    Ok(Space::open(store, namespace).await?)
+}
+
+/// A client for one command.
+pub async fn client(loaded: &Loaded) -> Result<Client, CliError> {
+    let namespace = Namespace::new(&loaded.settings.namespace)?;
+    Ok(Client::connect(ClientSettings { redis: settings(&loaded.settings)?, namespace }).await?)
+}
+
+/// What a task gets that names no policy of its own: `--retries` and `--backoff` come in by the settings.
+pub fn retry(settings: &Settings) -> Result<Retry, CliError> {
+    let retry: Retry = settings.defaults.backoff.parse()?;
+    Ok(retry.with_retries(settings.defaults.retries)?)
+}
+
+/// Who acts, for a task's history: the user and the machine.
+pub fn who() -> String {
+    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_default();
+    let user: String = user.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).take(24).collect();
+    if user.is_empty() { "cli".to_owned() } else { format!("cli:{user}") }
+}
+
+impl From<StoreError> for CliError {
+    fn from(error: StoreError) -> Self {
+        let message = error.to_string();
+        match error {
+            StoreError::Unreachable { .. } | StoreError::Timeout { .. } => Self::unreachable(message)
+                .hint("is it running there? --redis or MINUTEHAND_REDIS names another; `minutehand dev` starts one here"),
+            StoreError::BadUrl { what } => Self { code: "setting", ..Self::usage("redis.url", what) },
+            StoreError::Refused { .. } => Self { code: "redis_refused", ..Self::failed(message) },
+            _ => Self { code: "redis", ..Self::failed(message) },
+        }
+    }
+}
+
+impl From<ClientError> for CliError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Field(error) => error.into(),
+            ClientError::Store(error) => error.into(),
+            ClientError::NotFound(_) => Self::not_found(error.to_string()),
+            ClientError::WrongState { .. } => Self { code: "wrong_state", ..Self::failed(error.to_string()) },
+            ClientError::FateUnknown(_) => Self { code: "fate_unknown", ..Self::failed(error.to_string()) },
+        }
+    }
+}
+
+impl From<SubmitError> for CliError {
+    fn from(error: SubmitError) -> Self {
+        ClientError::from(error).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::error::Exit;
+    use crate::settings::Sources;
+    use std::path::PathBuf;
+
+    #[test]
+    fn errors_of_redis_have_their_exit_codes() {
+        let gone = StoreError::Unreachable { url: "redis://h".into(), cause: "refused".into(), sent: false };
+        assert_eq!(CliError::from(gone).exit, Exit::Unreachable);
+        let late = StoreError::Timeout { script: "get", timeout_ms: 5 };
+        assert_eq!(CliError::from(late).exit, Exit::Unreachable);
+        let bad = CliError::from(StoreError::BadUrl { what: "has no scheme".into() });
+        assert_eq!((bad.exit, bad.field.as_deref(), bad.message.as_str()), (Exit::Usage, Some("redis.url"), "has no scheme"));
+        let id = crate::model::TaskId::new(crate::model::Minute(1), crate::model::Bucket::default(), 1);
+        assert_eq!(CliError::from(ClientError::NotFound(id)).exit, Exit::NotFound);
+        assert_eq!(CliError::from(StoreError::Closed).exit, Exit::Failed);
+    }
+
+    #[test]
+    fn settings_reach_the_store() {
+        let path = std::env::temp_dir().join(format!("minutehand-{}", uuid::Uuid::new_v4()));
+        std::fs::write(&path, "pw\n").unwrap();
+        let mut loaded = Settings::load(&Sources::default()).unwrap().settings;
+        loaded.redis.url = "redis://h:1".into();
+        loaded.redis.username = "u".into();
+        loaded.redis.password_file = path.clone();
+        let found = settings(&loaded).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!((found.url.as_str(), found.username.as_deref(), found.password.as_deref()), ("redis://h:1", Some("u"), Some("pw")));
+        assert_eq!((found.call_timeout_ms, found.connect_timeout_ms, found.ca_file), (2_000, 500, None));
+        loaded.redis.password_file = PathBuf::from("/nowhere");
+        assert_eq!(settings(&loaded).unwrap_err().field.as_deref(), Some("redis.password_file"));
+    }
+}

@@ -1,0 +1,56 @@
+//! `minutehand submit`.
+
+use super::args::{Output, SubmitArgs};
+use super::error::{CliError, Exit};
+use super::input::{When, payload, when};
+use super::{connect, render};
+use crate::client::{Due, NewTask};
+use crate::limits;
+use crate::model::{Key, Labels, QueueName};
+use crate::settings::Loaded;
+
+/// Makes a task of options. Everything is checked before Redis is asked.
+pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
+    let key = args.key.as_ref().map(|key| Key::new(key.clone().into_bytes(), limits::KEY_WINDOW_MS)).transpose()?;
+    Ok(NewTask {
+        labels: Labels::new(&args.label)?,
+        priority: args.priority.parse()?,
+        due: due(when(&args.due)?),
+        retry: connect::retry(&loaded.settings)?,
+        key,
+        lease_ms: Some(u32::try_from(loaded.settings.defaults.lease.ms()).unwrap_or(u32::MAX))
+            .filter(|ms| i64::from(*ms) != limits::LEASE_MS),
+        payload: payload(&args.payload)?,
+        ..NewTask::to(QueueName::new(&args.queue)?)
+    })
+}
+
+/// What was written, for the client.
+pub fn due(when: When) -> Due {
+    match when {
+        When::Now => Due::Now,
+        When::In(ms) => Due::In(ms),
+        When::At(at) => Due::At(at),
+    }
+}
+
+/// Submits one task and prints its id.
+pub async fn run(args: &SubmitArgs, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
+    let task = task(args, loaded)?;
+    let done = connect::client(loaded).await?.submit(task).await?;
+    match output {
+        Output::Json => {
+            let value = serde_json::json!({
+                "id": done.id, "created": done.created, "due": done.due.to_string(), "now": done.now.to_string(),
+            });
+            render::print(&value.to_string());
+        }
+        Output::Table => {
+            render::print(done.id.as_str());
+            if !done.created {
+                eprintln!("note: a task with this key was there already; this is its id");
+            }
+        }
+    }
+    Ok(Exit::Ok)
+}
