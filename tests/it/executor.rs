@@ -2,7 +2,8 @@
 
 use minutehand::client::{Client, Due, NewTask, SubmitError};
 use minutehand::executor::{
-    Context, Executor, ExecutorBuilder, ExecutorReport, HandlerError, HandlerFuture, Stop, Task, discard, exec,
+    Context, Executor, ExecutorBuilder, ExecutorReport, HandlerError, HandlerFuture, Stop, Task, discard,
+    exec,
 };
 use minutehand::model::{Bucket, Namespace, Priority, QueueName, Retry, State, TaskId};
 use minutehand::pod::{Pod, PodSettings};
@@ -28,7 +29,8 @@ struct Town {
 
 impl Town {
     async fn build(bed: &Bed) -> Self {
-        let space = Space::open(bed.store().await.unwrap(), Namespace::new(bed.namespace()).unwrap()).await.unwrap();
+        let space =
+            Space::open(bed.store().await.unwrap(), Namespace::new(bed.namespace()).unwrap()).await.unwrap();
         let stop = CancellationToken::new();
         let pod = Pod::new(space.clone(), PodSettings::default());
         let halt = stop.clone();
@@ -110,7 +112,9 @@ fn task(queue: &str) -> NewTask {
 }
 
 /// A handler that tells what it got, and when by Redis's clock, in ms.
-fn reporting(space: Space) -> (mpsc::UnboundedReceiver<(Task, i64)>, impl Fn(Task, Context) -> HandlerFuture) {
+fn reporting(
+    space: Space,
+) -> (mpsc::UnboundedReceiver<(Task, i64)>, impl Fn(Task, Context) -> HandlerFuture) {
     let (tell, told) = mpsc::unbounded_channel();
     let handler = move |task: Task, _: Context| -> HandlerFuture {
         let _ = tell.send((task, space.clock().now_ms()));
@@ -162,7 +166,11 @@ async fn failures_are_tried_again_and_die_with_their_reason() {
         town.executor(&bed)
             .await
             .handle("flaky", |task, _| async move {
-                if task.attempt < 3 { Err(HandlerError::failed(format!("try {}", task.attempt))) } else { Ok(()) }
+                if task.attempt < 3 {
+                    Err(HandlerError::failed(format!("try {}", task.attempt)))
+                } else {
+                    Ok(())
+                }
             })
             .handle("hopeless", |_, _| async { Err(HandlerError::fatal("no such flight")) })
             .handle("broken", exec("echo out of paper >&2; exit 3")),
