@@ -59,6 +59,8 @@ scripts! {
     RENEW = "run.renew" "allow-oom" ["lib/need" "lib/run" "lib/hold"] "run/renew";
     OFFERED = "run.offer" "allow-oom" ["lib/need" "lib/event" "lib/run" "lib/hold"] "run/offer";
     ACK = "run.ack" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "run/ack";
+    REDRIVE = "dead.redrive" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/pending"] "dead/redrive";
+    DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
     LANE = "queue.lane" "" [] "queue/lane";
     SPREAD = "queue.spread" "" [] "queue/spread";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
@@ -67,6 +69,8 @@ scripts! {
     OFFER = "member.offer" "allow-oom" ["lib/room"] "member/offer";
     TAKE = "member.take" "allow-oom" ["lib/room"] "member/take";
     GET = "read.get" "no-writes" ["lib/recent" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
+    DEAD = "read.dead" "no-writes" [] "read/dead";
+    TRACE = "read.trace" "no-writes" [] "read/trace";
     COUNTS = "read.counts" "no-writes" [] "read/counts";
     AUDIT = "read.audit" "no-writes" ["lib/need" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/audit";
     VERIFY = "read.verify" "no-writes" ["lib/need" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/verify";

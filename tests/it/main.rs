@@ -3,6 +3,7 @@
 mod check;
 mod cli;
 mod connect;
+mod dead;
 mod due;
 mod executor;
 mod pod;
