@@ -138,9 +138,6 @@ pub struct ServeArgs {
     /// Where HTTP is answered: /metrics, /healthz, /readyz [default: 127.0.0.1:8700]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<String>,
-    /// Name shown in status [default: host and process id]
-    #[arg(long)]
-    pub name: Option<String>,
 }
 
 /// Options of `work`.
@@ -172,22 +169,19 @@ pub struct WorkArgs {
     /// Label this executor offers, such as gpu or zone=a; may be given several times
     #[arg(long, value_name = "LABEL")]
     pub label: Vec<String>,
-    /// Name shown in status [default: host and process id]
+    /// Name shown in status [default: the host's]
     #[arg(long)]
     pub name: Option<String>,
-    /// End a task that runs longer, such as 30s
-    #[arg(long, value_name = "TIME")]
-    pub timeout: Option<String>,
 }
 
 /// When a task is due.
 #[derive(Debug, Clone, Default, Args)]
 pub struct DueArgs {
     /// Due this long after now by Redis's clock, such as 10s, 5m or 1h30m
-    #[arg(long = "in", value_name = "TIME", conflicts_with = "at")]
+    #[arg(long = "in", value_name = "TIME", conflicts_with = "at", allow_hyphen_values = true)]
     pub wait: Option<String>,
     /// Due at this instant, such as 2026-12-24T18:00:00+01:00; one in the past is due at once
-    #[arg(long, value_name = "RFC3339")]
+    #[arg(long, value_name = "RFC3339", allow_hyphen_values = true)]
     pub at: Option<String>,
 }
 
@@ -209,7 +203,7 @@ pub struct SubmitArgs {
     #[arg(long, default_value = "P3", value_name = "P0-P5")]
     pub priority: String,
     /// Idempotency key: a second task with the same key is not created, the first one's id is printed
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     pub key: Option<String>,
     /// Tries after the first one, 0 to 254 [default: 2]
     #[arg(long, value_name = "N")]

@@ -2,7 +2,7 @@
 
 use super::args::Output;
 use crate::model::FieldError;
-use crate::settings::SettingsError;
+use crate::settings::{Origin, SettingsError};
 use std::fmt;
 use std::process::ExitCode;
 
@@ -120,8 +120,14 @@ impl From<FieldError> for CliError {
 
 impl From<SettingsError> for CliError {
     fn from(error: SettingsError) -> Self {
-        let message = format!("{} (from {})", error.detail, error.origin);
-        Self { exit: Exit::Usage, code: "setting", field: error.key, message, hint: None }
+        match error.origin {
+            // Who gave a flag knows it by that name.
+            Origin::Flag(flag) => Self { code: "setting", ..Self::usage(flag.trim_start_matches('-'), error.detail) },
+            origin => {
+                let message = format!("{} (from {origin})", error.detail);
+                Self { exit: Exit::Usage, code: "setting", field: error.key, message, hint: None }
+            }
+        }
     }
 }
 

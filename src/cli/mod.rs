@@ -2,6 +2,7 @@
 
 pub mod args;
 mod cancel;
+mod check;
 mod config;
 pub mod connect;
 mod demo;
@@ -106,7 +107,9 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Cancel(args) => cancel::run(args, loaded, output).await,
         Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
         Command::Status(_) => status::run(loaded, output).await,
-        _ => Err(CliError::failed("this command is not built yet")),
+        Command::Check(_) => check::run(loaded, output).await,
+        // Done before a runtime was started.
+        Command::Config(_) | Command::Completions { .. } => Ok(Exit::Ok),
     }
 }
 

@@ -330,7 +330,8 @@ pub fn list_of_objects(list: &[Value]) -> String {
     }
     names.sort_by_key(|name| match *name {
         "bucket" | "id" => 0,
-        "name" => 1,
+        "name" | "kind" => 1,
+        "detail" => 9,
         _ => 2,
     });
     let row = |value: &Value| names.iter().map(|name| plain(&value[*name])).collect();
@@ -342,10 +343,19 @@ pub fn check(value: &Value) -> String {
     let empty = Vec::new();
     let found = value["violations"].as_array().unwrap_or(&empty);
     if value["ok"].as_bool() == Some(true) && found.is_empty() {
-        return "ok: nothing is damaged\n".to_owned();
+        let seen = |name: &str| value[name].as_u64().unwrap_or(0);
+        let (tasks, keys, took) = (grouped(seen("tasks_seen")), grouped(seen("keys_seen")), grouped(seen("took_ms")));
+        let mut text = format!("ok: no damage in {tasks} tasks and {keys} keys ({took} ms)\n");
+        if let Some(busy) = value["busy"].as_array().filter(|busy| !busy.is_empty()) {
+            text.push_str(&format!("counters not compared, too busy: buckets {}\n", ranges(busy)));
+        }
+        return text;
     }
-    let count = grouped(found.len() as u64);
-    let head = format!("{count} {}\n", if found.len() == 1 { "violation" } else { "violations" });
+    // The list is cut; the counts by kind are not.
+    let kinds = value["kinds"].as_object();
+    let all = kinds.map_or(found.len() as u64, |kinds| kinds.values().filter_map(Value::as_u64).sum());
+    let more = if all > found.len() as u64 { format!(", the first {}", grouped(found.len() as u64)) } else { String::new() };
+    let head = format!("{} {}{more}\n", grouped(all), if all == 1 { "violation" } else { "violations" });
     if found.iter().all(Value::is_object) {
         return head + &list_of_objects(found);
     }
@@ -436,7 +446,10 @@ mod tests {
     fn a_task_and_a_check() {
         let text = task(&json!({ "due": "t", "id": "i", "payload_base64": "gaFhAQ==", "state": "pending" }));
         assert_eq!(text, "id       i\nstate    pending\ndue      t\npayload  {\"a\":1}\n");
-        assert_eq!(check(&json!({ "ok": true, "violations": [] })), "ok: nothing is damaged\n");
+        assert_eq!(
+            check(&json!({ "ok": true, "violations": [], "tasks_seen": 1014, "keys_seen": 70, "took_ms": 12, "busy": [1, 2] })),
+            "ok: no damage in 1,014 tasks and 70 keys (12 ms)\ncounters not compared, too busy: buckets 1-2\n"
+        );
         let text = check(&json!({ "ok": false, "violations": [{ "bucket": 3, "what": "run without lease" }] }));
         assert_eq!(text, "1 violation\nBUCKET  WHAT\n3       run without lease\n");
     }

@@ -3,9 +3,25 @@
 use super::args::{Output, WorkArgs};
 use super::error::{CliError, Exit};
 use super::{connect, render, signal};
-use crate::executor::{self, Executor, ExecutorError};
+use crate::executor::{self, Executor, ExecutorError, ExecutorSettings};
 use crate::model::{Labels, QueueName};
 use crate::settings::Loaded;
+
+/// Settings and flags of an executor.
+fn settings(args: &WorkArgs, loaded: &Loaded) -> ExecutorSettings {
+    let executor = &loaded.settings.executor;
+    ExecutorSettings {
+        name: args.name.clone().unwrap_or_default(),
+        slots: executor.slots,
+        urgent_slots: executor.urgent_slots,
+        prefetch: executor.prefetch,
+        labels: args.label.clone(),
+        heartbeat_ms: executor.heartbeat.ms().unsigned_abs(),
+        ack_gather_ms: executor.ack_gather.ms().unsigned_abs(),
+        drain_grace_ms: executor.drain.ms().unsigned_abs(),
+        stop_grace_ms: executor.stop_grace.ms().unsigned_abs(),
+    }
+}
 
 /// Runs an executor until it is told to stop; then it drains.
 pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
@@ -15,13 +31,7 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
     Labels::new(&args.label)?;
     let stop = signal::stop()?;
     let space = connect::space(loaded).await?;
-    let mut builder = Executor::builder(space).slots(loaded.settings.executor.slots);
-    if let Some(name) = &args.name {
-        builder = builder.name(name);
-    }
-    for label in &args.label {
-        builder = builder.label(label);
-    }
+    let mut builder = Executor::builder(space).settings(settings(args, loaded));
     for queue in &args.queue {
         builder = match (&args.exec, &args.http) {
             (Some(command), _) => builder.handle(queue, executor::exec(command.clone())),

@@ -358,6 +358,14 @@ mod tests {
         assert_eq!(s.pod.lock.ms(), limits::LOCK_MS);
         assert_eq!(s.pod.poll.ms(), limits::POLL_MS);
         assert_eq!(s.pod.gather.ms(), limits::CLAIM_GATHER_MAX_MS as i64);
+        let executor = crate::executor::ExecutorSettings::default();
+        assert_eq!(s.executor.slots, executor.slots);
+        assert_eq!(s.executor.urgent_slots, executor.urgent_slots);
+        assert_eq!(s.executor.prefetch, executor.prefetch);
+        assert_eq!(s.executor.heartbeat.ms() as u64, executor.heartbeat_ms);
+        assert_eq!(s.executor.ack_gather.ms() as u64, executor.ack_gather_ms);
+        assert_eq!(s.executor.drain.ms() as u64, executor.drain_grace_ms);
+        assert_eq!(s.executor.stop_grace.ms() as u64, executor.stop_grace_ms);
         assert_eq!(s.defaults.lease.ms(), limits::LEASE_MS);
         assert_eq!(s.defaults.dispatch_timeout.ms(), limits::DISPATCH_TIMEOUT_MS);
         assert_eq!(s.redis.call_timeout.ms(), limits::CALL_TIMEOUT_MS as i64);
