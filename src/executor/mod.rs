@@ -65,6 +65,7 @@ use link::{ExecutorRecord, Link, SpaceLink};
 use runner::Core;
 use serde::Deserialize;
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -190,7 +191,9 @@ impl Executor {
         now: CancellationToken,
     ) -> Result<ExecutorReport, ExecutorError> {
         let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id) };
-        run(link, self.parts, shutdown, now).await
+        // Behind a pointer, so that the caller's compiler need not look through all its layers.
+        let running: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(run(link, self.parts, shutdown, now));
+        running.await
     }
 }
 
