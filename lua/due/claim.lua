@@ -19,6 +19,7 @@ local lock, run, counts, agenda = P .. 'lock', P .. 'run', P .. 'counts', P .. '
 local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'recent', 'v')
 local clock = tonumber(meta[1] or 0)
 local lnow = clock > now and clock or now
+lease_now = lnow
 
 -- The permit. The lock is economy, not safety: a claim is atomic whoever makes it.
 local mine = call('HGET', lock, pod)
@@ -26,6 +27,7 @@ local function live(v)
   local till = tonumber(sub(v, 17, 29))
   return till > now and till <= now + 2 * lock_ms
 end
+local ended = {}
 if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
   local all, holders, soonest = call('HGETALL', lock), 0, nil
   for i = 1, #all, 2 do
@@ -34,16 +36,21 @@ if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
         holders = holders + 1
         local till = tonumber(sub(all[i + 1], 17, 29))
         if not soonest or till < soonest then soonest = till end
-      else
-        call('HDEL', lock, all[i])
-        call('DEL', P .. 'last:' .. all[i])
-      end
+      else ended[#ended + 1] = all[i] end
     end
   end
   if holders >= tonumber(ARGV[9]) then return { 'NOT_HOLDER', stamp, soonest } end
 end
 local running = tonumber(call('HGET', counts, 'running') or 0)
-call('XLEN', P .. 'events') call('HLEN', run) call('ZCARD', P .. 'dead')
+need('stream', 'events')
+need_all('hash', 'run', 'at', 'tries')
+need_all('zset', 'agenda', 'dead', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
+need('set', 'parked')
+need_all('string', 'last:' .. pod, recent_name(recent_ten()))
+for _, gone in ipairs(ended) do
+  call('HDEL', lock, gone)
+  call('DEL', P .. 'last:' .. gone)
+end
 if not meta[11] then call('HSET', KEYS[1], 'v', '1') end
 
 local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0f%013.0f', now + lock_ms, wake)) end
@@ -70,6 +77,19 @@ end
 
 local delta, rares = {}, {}
 local function count(name, n) delta[name] = (delta[name] or 0) + n end
+local function flush()
+  for name, d in pairs(delta) do
+    if d ~= 0 then call('HINCRBY', counts, name, d) end
+  end
+  if #rares > 0 then emit('v', pod, table.concat(rares)) end
+end
+-- Where a key of another type is met on the way, the tasks moved so far are accounted for; the one in hand has not moved.
+local function safely(f, ...)
+  local ok, answer = pcall(f, ...)
+  if ok then return answer end
+  flush()
+  error(answer)
+end
 
 -- A leap ahead of the caller's monotonic clock pauses reaping for one lease: the renewals were not late, the clock was.
 local leap, pause = 0, tonumber(meta[5] or 0)
@@ -87,9 +107,17 @@ if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
 local reaped, lapsed = 0, {}
 local function lapse(id, r)
   if lapsed[id] then return end
+  local spec, grant, holder = call('HGET', P .. 'task:' .. home(id), id), run_grant(r), run_holder(r)
+  if not spec then
+    -- dropped below
+  elseif run_cancelled(r) then need_end(id, spec)
+  elseif run_phase(r) == 's' then need_fail(id, spec, false, nil, tonumber(ARGV[14]))
+  elseif run_losses(r) + 1 >= 20 then
+    need('hash', 'dead:' .. id)
+    need_end(id, spec)
+  else need_back(id, spec) end
   lapsed[id] = true
   reaped = reaped + 1
-  local spec, grant, holder = call('HGET', P .. 'task:' .. home(id), id), run_grant(r), run_holder(r)
   count('running', -1)
   if not spec then
     call('HDEL', run, id)
@@ -125,20 +153,24 @@ local reap_was, offset_was = reap, offset
 if lnow < pause then
   -- nothing is reaped now
 elseif running == 0 and reap <= second then
-  for s = reap, reap + 60 < second and reap + 60 or second do call('UNLINK', P .. 'lease:' .. format('%.0f', s)) end
-  reap, offset = second + 1, 0
+  -- After a long rest most strings are near the beginning of the gap; none is further than the longest lease.
+  local till, names = reap + 1000 < second and reap + 1000 or second, {}
+  for s = reap, till do names[#names + 1] = P .. 'lease:' .. format('%.0f', s) end
+  call('UNLINK', unpack(names))
+  reap, offset = till + 1, 0
+  if reap + 172800 < second then reap = second - 172800 end
 else
   local steps = 0
   while reap <= second and steps < 120 and reaped < REAP do
     steps = steps + 1
     local key = P .. 'lease:' .. format('%.0f', reap)
-    local len = call('STRLEN', key)
+    local len = safely(need, 'string', sub(key, #P + 1))
     while offset < len and reaped < REAP do
       local piece, ids = call('GETRANGE', key, offset, offset + 16 * REAP - 1), {}
       for i = 1, #piece, 16 do ids[#ids + 1] = sub(piece, i, i + 15) end
       local found = call('HMGET', run, unpack(ids))
       for i = 1, #ids do
-        if found[i] and run_deadline(found[i]) <= lnow then lapse(ids[i], found[i]) end
+        if found[i] and run_deadline(found[i]) <= lnow then safely(lapse, ids[i], found[i]) end
       end
       offset = offset + #piece
       if steps > 4 and #ids >= REAP then break end
@@ -155,7 +187,7 @@ end
 if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
   local piece = call('HSCAN', run, meta[8] or '0', 'COUNT', 50)
   for i = 1, #piece[2], 2 do
-    if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then lapse(piece[2][i], piece[2][i + 1]) end
+    if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then safely(lapse, piece[2][i], piece[2][i + 1]) end
   end
   call('HSET', KEYS[1], 'scanat', now13, 'scan', piece[1])
 end
@@ -170,35 +202,40 @@ if #names == SETS then
     if not seen[name] then names[#names + 1] = name end
   end
 end
+local function expire(key, id)
+  local spec, r = call('HGET', P .. 'task:' .. home(id), id), call('HGET', run, id)
+  local at = spec and at_of(id, spec)
+  if spec then
+    need_end(id, spec)
+    if not r then need_place(id, at.due, at.lane) end
+  end
+  call('ZREM', key, id)
+  if not spec then return end
+  local grant, gone = NO_GRANT, nil
+  if r then
+    grant = run_grant(r)
+    gone = call('HDEL', run, id) == 1
+    if gone then count('running', -1) end
+  else
+    gone = unplace(id, at.due, at.lane)
+    if gone then count('pending', -1) end
+  end
+  if gone then
+    finish(id, spec, 'X', grant == NO_GRANT and at.fence or sub(grant, 1, 8))
+    count('expired', 1)
+    rares[#rares + 1] = rare(id, grant, 'X', 0, 'its total time-out passed')
+  end
+end
 local urgent, normal = {}, {}
 for _, name in ipairs(names) do
   local kind = sub(name, 1, 1)
   if kind == 't' then
     local key = P .. 'timer:' .. sub(name, 2)
-    for _, id in ipairs(call('ZRANGE', key, '-inf', lnow, 'BYSCORE', 'LIMIT', 0, 50)) do
-      call('ZREM', key, id)
-      local spec = call('HGET', P .. 'task:' .. home(id), id)
-      if spec then
-        local r = call('HGET', run, id)
-        local grant, gone = NO_GRANT, nil
-        if r then
-          grant = run_grant(r)
-          gone = call('HDEL', run, id) == 1
-          if gone then count('running', -1) end
-        else
-          local at = at_of(id, spec)
-          gone = unplace(id, at.due, at.lane)
-          if gone then count('pending', -1) end
-        end
-        if gone then
-          finish(id, spec, 'X', grant == NO_GRANT and '00000000' or sub(grant, 1, 8))
-          count('expired', 1)
-          rares[#rares + 1] = rare(id, grant, 'X', 0, 'its total time-out passed')
-        end
-      end
-    end
+    safely(need, 'zset', 'timer:' .. sub(name, 2))
+    for _, id in ipairs(call('ZRANGE', key, '-inf', lnow, 'BYSCORE', 'LIMIT', 0, 50)) do safely(expire, key, id) end
     if call('EXISTS', key) == 0 then call('ZREM', agenda, name) end
   elseif kind == 'k' then
+    safely(need, 'string', 'keyend:' .. sub(name, 2))
     local key, field = P .. 'keyend:' .. sub(name, 2), 'at' .. name
     local off = tonumber(call('HGET', KEYS[1], field) or 0)
     local piece, i, n = call('GETRANGE', key, off, off + 65535), 1, 0
@@ -206,6 +243,7 @@ for _, name in ipairs(names) do
       local len = tonumber(sub(piece, i + 2, i + 5))
       if i + 5 + len > #piece then break end
       local keys, k = P .. 'keys:' .. tonumber(sub(piece, i, i + 1)), sub(piece, i + 6, i + 5 + len)
+      safely(need, 'hash', sub(keys, #P + 1))
       local v = call('HGET', keys, k)
       if v and sub(v, 17, 17) == 'E' and tonumber(sub(v, 18, 30)) <= now then call('HDEL', keys, k) end
       i, n = i + 6 + len, n + 1
@@ -224,15 +262,18 @@ local sets = urgent
 for _, name in ipairs(normal) do sets[#sets + 1] = name end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
-local ten = floor(now / 10000)
-local oldest = tonumber(meta[10] or ten)
-for _ = 1, 8 do
-  if oldest > ten - 12 then break end
-  local key = P .. 'recent:' .. format('%.0f', oldest)
-  if oldest > ten - 90 and call('STRLEN', key) <= 53770 then break end
-  call('UNLINK', key)
+local ten, olden = recent_ten(), {}
+local oldest = tonumber(meta[10] or ten - 90)
+while oldest <= ten - 90 and #olden < 200 do
+  olden[#olden + 1] = P .. recent_name(oldest)
   oldest = oldest + 1
 end
+for _ = 1, 8 do
+  if oldest <= ten - 90 or oldest > ten - 12 or safely(need, 'string', recent_name(oldest)) <= 53770 then break end
+  olden[#olden + 1] = P .. recent_name(oldest)
+  oldest = oldest + 1
+end
+if #olden > 0 then call('UNLINK', unpack(olden)) end
 if oldest ~= tonumber(meta[10] or -1) then call('HSET', KEYS[1], 'recent', format('%.0f', oldest)) end
 local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
 local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
@@ -272,6 +313,7 @@ for _, name in ipairs(sets) do
   local cap = math.ceil(budget / left)
   left = left - 1
   if cap > 0 then
+    safely(need, 'zset', 'due:' .. name)
     local got = call('ZRANGE', P .. 'due:' .. name, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
     local n = #got / 2
     local cut = n == cap
@@ -357,6 +399,7 @@ if straight then
   end
 else
   -- Ripen: what was read moves into its lane. The due set gives it up after the lane has it.
+  for _, l in ipairs(order) do safely(need, 'zset', 'ready:' .. l.lane) end
   for _, l in ipairs(order) do
     local args, key = {}, P .. 'ready:' .. l.lane
     for i = 1, 2 * l.n, 2 do
@@ -493,6 +536,7 @@ if n > 0 then
     b[2][#b[2] + 1] = i
   end
   for m, b in pairs(by) do
+    safely(need, 'hash', 'task:' .. m)
     local found = call('HMGET', P .. 'task:' .. m, unpack(b[1]))
     for j, i in ipairs(b[2]) do specs[i] = found[j] end
   end
@@ -557,10 +601,7 @@ if n > 0 then
     if call('EXISTS', P .. 'due:' .. t.name) == 0 then call('ZREM', agenda, t.name) end
   end
 end
-for name, d in pairs(delta) do
-  if d ~= 0 then call('HINCRBY', counts, name, d) end
-end
-if #rares > 0 then emit('v', pod, table.concat(rares)) end
+flush()
 
 -- 7. When to come again: at once while something ripe is left, else at the next due time.
 local next_due = -1

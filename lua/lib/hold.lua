@@ -3,6 +3,7 @@
 -- Answers a letter a row (K held, C held but asked to cancel, Z stale) and its deadline.
 local function hold(first, move)
   local run, ids, lnow = P .. 'run', {}, lease_clock()
+  need('hash', 'run')
   local n = #ARGV - first + 1
   local letters, deadlines = {}, {}
   if n == 0 then return letters, deadlines, {} end
@@ -19,7 +20,7 @@ local function hold(first, move)
         hset[#hset + 1] = new
         moved[#moved + 1] = sub(row, 1, 34)
         deadlines[i] = deadline
-        local key = lease_key(deadline)
+        local key = lease_name(deadline)
         local l = leases[key]
         if not l then
           l = {}
@@ -36,7 +37,8 @@ local function hold(first, move)
     end
   end
   if #hset > 0 then
-    for _, key in ipairs(named) do call('APPEND', key, table.concat(leases[key])) end
+    for _, key in ipairs(named) do need('string', key) end
+    for _, key in ipairs(named) do call('APPEND', P .. key, table.concat(leases[key])) end
     call('HSET', run, unpack(hset))
   end
   return letters, deadlines, moved

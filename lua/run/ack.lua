@@ -10,11 +10,39 @@
 -- memory  allow-oom
 local who, again, chance = ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
 local run, counts, n = P .. 'run', P .. 'counts', #ARGV - 4
-local lag_key = P .. 'lag:' .. format('%.0f', floor(now / 60000))
-call('XLEN', P .. 'events') call('HLEN', counts) call('HLEN', lag_key)
+local lag_name = 'lag:' .. format('%.0f', floor(now / 60000))
+local lag_key = P .. lag_name
+need('stream', 'events')
+need_all('hash', 'counts', 'run', 'at', 'tries', lag_name)
+need_all('zset', 'agenda', 'dead')
+need('string', recent_name(recent_ten()))
 local ids, letters, dues = {}, {}, {}
 for i = 1, n do ids[i] = sub(ARGV[i + 4], 1, 16) end
 local found = call('HMGET', run, unpack(ids))
+local function asked_after(row) return tonumber(sub(row, 48, 60)) end
+-- What would be written is looked at first; and in one go, what became of rows that are not current.
+local specs, past, n_past, hits = {}, {}, 0, {}
+for i = 1, n do
+  local row, r, id = ARGV[i + 4], found[i], ids[i]
+  local outcome = sub(row, 35, 35)
+  if not r or run_grant(r) ~= sub(row, 17, 34) then
+    if again and not past[id] then
+      past[id] = true
+      n_past = n_past + 1
+    end
+  elseif run_bits(r) == 0 and (outcome == 'S' or outcome == 'C' or run_cancelled(r)) then
+    need('hash', 'task:' .. home(id))
+  else
+    local spec = call('HGET', P .. 'task:' .. home(id), id)
+    specs[i] = spec
+    if not spec then
+      -- dropped below
+    elseif outcome == 'S' or outcome == 'C' or run_cancelled(r) then need_end(id, spec)
+    elseif outcome == 'A' and sub(row, 61, 61) == '0' then need_due(id, now + asked_after(row), at_of(id, spec).lane)
+    else need_fail(id, spec, outcome == 'D', outcome == 'A' and asked_after(row) or nil, chance) end
+  end
+end
+if n_past > 0 then hits = recall(past, n_past, 12, 16777216) end
 local done, homes, away, ended, recent, rares = {}, {}, {}, {}, {}, {}
 local bins, worst, succeeded, cancelled, pending, dead = {}, '-----', 0, 0, 0, 0
 local gone = {}
@@ -26,17 +54,7 @@ for i = 1, n do
     if again then
       local at = call('HGET', P .. 'at', id)
       if at and not r and sub(at, 18, 25) >= sub(row, 17, 24) then letters[i] = 'N'
-      else
-        local ten = floor(now / 10000)
-        for t = ten, ten - 12, -1 do
-          local old = call('GET', P .. 'recent:' .. format('%.0f', t))
-          local hit = old and string.find(old, id, 1, true)
-          if hit then
-            if sub(old, hit + 17, hit + 24) == sub(row, 17, 24) then letters[i] = 'N' end
-            break
-          end
-        end
-      end
+      elseif hits[id] and sub(hits[id], 2) == sub(row, 17, 24) then letters[i] = 'N' end
     end
   else
     gone[id] = true
@@ -60,7 +78,7 @@ for i = 1, n do
         recent[#recent + 1] = id .. final .. sub(row, 17, 24)
         done[#done + 1] = id
       else
-        local spec = call('HGET', P .. 'task:' .. home(id), id)
+        local spec = specs[i]
         if spec then finish(id, spec, final, sub(row, 17, 24)) end
         done[#done + 1] = id
       end
@@ -68,18 +86,16 @@ for i = 1, n do
       letters[i] = final
       if final == 'S' then succeeded = succeeded + 1 else cancelled = cancelled + 1 end
     else
-      local spec = call('HGET', P .. 'task:' .. home(id), id)
+      local spec = specs[i]
       if not spec then
         call('HDEL', run, id)
-        dead = dead + 0
         rares[#rares + 1] = rare(id, run_grant(r), 'F', 0, 'running without a spec: dropped')
         call('HINCRBY', counts, 'deleted', 1)
         letters[i] = 'Z'
-        pending = pending + 0
         away[#away + 1] = id
       elseif outcome == 'A' and sub(row, 61, 61) == '0' then
         local at = at_of(id, spec)
-        local due = now + tonumber(sub(row, 48, 60))
+        local due = now + asked_after(row)
         call('HSET', P .. 'at', id, at_make(due, at.lane, sub(row, 17, 24), at.failures, run_losses(r), at.edits))
         due_put(id, due, at.lane)
         call('HDEL', run, id)
@@ -89,7 +105,7 @@ for i = 1, n do
         rares[#rares + 1] = rare(id, run_grant(r), 'R', due, 'asked to be tried again, uncounted: ' .. sub(row, 62))
       else
         local text, after = sub(row, 48), nil
-        if outcome == 'A' then text, after = sub(row, 62), tonumber(sub(row, 48, 60)) end
+        if outcome == 'A' then text, after = sub(row, 62), asked_after(row) end
         local held = sub(r, 1, 40) .. who
         local to, due = fail(id, held, spec, text, outcome == 'D' and 'fatal' or 'handler_error', outcome == 'D', after, chance)
         letters[i] = to

@@ -4,4 +4,5 @@ mod check;
 mod cli;
 mod connect;
 mod due;
+mod executor;
 mod pod;
