@@ -16,9 +16,9 @@ pub enum Output {
 }
 
 const AFTER: &str = "\
-Exit codes: 0 done, 1 failed (or done in part), 2 wrong use, 3 no such task, 4 Redis does not answer.
+Exit codes: 0 done, 1 failed or done in part, 2 wrong use, 3 no such task, 4 Redis is away.
 Settings come from --config files, the environment (MINUTEHAND_REDIS, MINUTEHAND_NAMESPACE,
-MINUTEHAND__SECTION__KEY) and flags, the last one holds: see `minutehand config show --origin`.";
+MINUTEHAND__SECTION__KEY) and flags; the last holds. `minutehand config show --origin` tells.";
 
 /// Schedules work that must start at a given time, in very large numbers.
 #[derive(Debug, Parser)]
@@ -223,16 +223,17 @@ pub struct SubmitArgs {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("queues").required(true).args(["queue", "queue_column"]))]
 #[command(after_help = "\
-Columns that are neither due, queue, key nor priority become the payload: a msgpack map. Values of CSV
-are strings; those of NDJSON keep their types. gzip is unpacked wherever it is found.
+Columns that are neither due, queue, key nor priority become the payload, a msgpack map.
+Values of CSV are strings; those of NDJSON keep their types. gzip is unpacked where it is found.
 
-Due times are RFC 3339, local times in --tz (one that the clock leaves out is the first instant after
-the gap, one that it shows twice is the first of the two), or whole numbers: 10 digits are seconds
-since 1970, 13 are milliseconds. Times in the past are due at once.
+Due times are RFC 3339, local times in --tz, or whole numbers: 10 digits are seconds since 1970,
+13 are milliseconds. A local time that the clock leaves out means the first instant after the
+gap; one that it shows twice, the first of the two. Times in the past are due at once.
 
-With --key, importing a file again makes no task twice, also after a crash, with --strict or --rebase.
+With --key, a file that is imported again makes no task twice: also after a crash, and with
+--rebase.
 
-Exit code 1 if a row was bad: the others went in, unless --strict said otherwise.
+Exit code 1 if a row was bad; the good ones went in, but with --strict none did.
 
 Examples:
   minutehand import plan.csv --due send_at --tz Europe/Berlin --queue push --key id
@@ -357,7 +358,8 @@ impl Command {
             Self::Work(WorkArgs { slots, .. }) => {
                 flag("--slots", "executor.slots", slots.map(|n| n.to_string())).into_iter().collect()
             }
-            Self::Submit(SubmitArgs { retries, backoff, .. }) | Self::Import(ImportArgs { retries, backoff, .. }) => [
+            Self::Submit(SubmitArgs { retries, backoff, .. })
+            | Self::Import(ImportArgs { retries, backoff, .. }) => [
                 flag("--retries", "defaults.retries", retries.map(|n| n.to_string())),
                 flag("--backoff", "defaults.backoff", backoff.clone()),
             ]
@@ -434,10 +436,12 @@ mod tests {
 
     #[test]
     fn flags_name_the_settings_they_set() {
-        let cli = parse("minutehand submit --queue q --retries 3 --redis redis://h --log-format json").unwrap();
-        let keys: Vec<_> = cli.global.flags().into_iter().chain(cli.command.flags()).map(|f| (f.key, f.value)).collect();
-        let expected =
-            [("redis.url", "redis://h"), ("log.format", "json"), ("defaults.retries", "3")].map(|(k, v)| (k, v.to_owned()));
+        let cli =
+            parse("minutehand submit --queue q --retries 3 --redis redis://h --log-format json").unwrap();
+        let keys: Vec<_> =
+            cli.global.flags().into_iter().chain(cli.command.flags()).map(|f| (f.key, f.value)).collect();
+        let expected = [("redis.url", "redis://h"), ("log.format", "json"), ("defaults.retries", "3")]
+            .map(|(k, v)| (k, v.to_owned()));
         assert_eq!(keys, expected);
     }
 }

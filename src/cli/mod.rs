@@ -29,7 +29,8 @@ use std::path::PathBuf;
 
 /// Reads the command line, does what it says, and gives the exit code.
 pub fn run(line: Vec<OsString>) -> Exit {
-    let cli = match Cli::command().try_get_matches_from(&line).and_then(|found| Cli::from_arg_matches(&found)) {
+    let cli = match Cli::command().try_get_matches_from(&line).and_then(|found| Cli::from_arg_matches(&found))
+    {
         Ok(cli) => cli,
         Err(error) => return refuse(&error, &line),
     };

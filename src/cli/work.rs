@@ -36,7 +36,8 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
         builder = match (&args.exec, &args.http) {
             (Some(command), _) => builder.handle(queue, executor::exec(command.clone())),
             (None, Some(url)) => {
-                let handler = executor::http(url).map_err(|error| CliError::usage("http", error.to_string()))?;
+                let handler =
+                    executor::http(url).map_err(|error| CliError::usage("http", error.to_string()))?;
                 builder.handle(queue, handler)
             }
             (None, None) => builder.handle(queue, executor::discard()),
@@ -49,7 +50,13 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
     let value = serde_json::to_value(report).unwrap_or_default();
     render::show(output, &value, |value| {
         let get = |name: &str| render::plain(&value[name]);
-        format!("{} started, {} succeeded, {} failed, {} handed back", get("started"), get("succeeded"), get("failed"), get("handed_back"))
+        format!(
+            "{} started, {} succeeded, {} failed, {} handed back",
+            get("started"),
+            get("succeeded"),
+            get("failed"),
+            get("handed_back")
+        )
     });
     Ok(Exit::Ok)
 }

@@ -70,15 +70,26 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     span("executor.drain", s.executor.drain, 0, 3_600_000)?;
     span("executor.stop_grace", s.executor.stop_grace, 0, 3_600_000)?;
     span("defaults.lease", s.defaults.lease, limits::LEASE_MIN_MS, limits::LEASE_MAX_MS)?;
-    span("defaults.dispatch_timeout", s.defaults.dispatch_timeout, limits::LEASE_MIN_MS, limits::LEASE_MAX_MS)?;
+    span(
+        "defaults.dispatch_timeout",
+        s.defaults.dispatch_timeout,
+        limits::LEASE_MIN_MS,
+        limits::LEASE_MAX_MS,
+    )?;
     span("metrics.upkeep", s.metrics.upkeep, 1_000, 5_000)?;
 
     if s.pod.poll >= s.pod.lock {
-        let detail = format!("{} must be below pod.lock ({}), else a sleeping pod loses its permit", s.pod.poll, s.pod.lock);
+        let detail = format!(
+            "{} must be below pod.lock ({}), else a sleeping pod loses its permit",
+            s.pod.poll, s.pod.lock
+        );
         return refuse("pod.poll", detail);
     }
     if s.redis.connect_timeout > s.redis.call_timeout {
-        let detail = format!("{} must not be above redis.call_timeout ({})", s.redis.connect_timeout, s.redis.call_timeout);
+        let detail = format!(
+            "{} must not be above redis.call_timeout ({})",
+            s.redis.connect_timeout, s.redis.call_timeout
+        );
         return refuse("redis.connect_timeout", detail);
     }
     Ok(warnings(s))
@@ -91,13 +102,21 @@ fn warnings(s: &Settings) -> Vec<Warning> {
             out.push(Warning { key, detail: detail.to_owned() });
         }
     };
-    warn(s.redis.allow_evicting, "redis.allow_evicting", "a Redis that evicts keys loses tasks when its memory is full");
+    warn(
+        s.redis.allow_evicting,
+        "redis.allow_evicting",
+        "a Redis that evicts keys loses tasks when its memory is full",
+    );
     warn(
         s.redis.call_timeout > s.pod.lock,
         "redis.call_timeout",
         "is above pod.lock: one slow call costs a pod its bucket",
     );
-    warn(s.pod.lock.ms() < 1_000, "pod.lock", "below 1s a short stall of the network moves buckets between pods");
+    warn(
+        s.pod.lock.ms() < 1_000,
+        "pod.lock",
+        "below 1s a short stall of the network moves buckets between pods",
+    );
     warn(
         s.defaults.lease.ms() < limits::LOST_AFTER_MS,
         "defaults.lease",

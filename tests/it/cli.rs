@@ -64,12 +64,16 @@ const FLIGHTS: &str = "import examples/flights-2013-11-27.csv --due departure --
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_is_submitted_shown_moved_and_cancelled() {
     let (_bed, cli) = cli().await;
-    let (code, out, err) = cli.run("submit --queue mail --in 1h --key order-17 --priority P1 --retries 4 --payload hello");
+    let (code, out, err) =
+        cli.run("submit --queue mail --in 1h --key order-17 --priority P1 --retries 4 --payload hello");
     assert_eq!((code, err.as_str()), (0, ""));
     let id = out.trim();
     assert_eq!(id.len(), 16);
     let task = cli.json(&format!("get {id}"));
-    assert_eq!((&task["state"], &task["payload"], &task["priority"]), (&"pending".into(), &"hello".into(), &"P1".into()));
+    assert_eq!(
+        (&task["state"], &task["payload"], &task["priority"]),
+        (&"pending".into(), &"hello".into(), &"P1".into())
+    );
     assert_eq!((&task["retries"], &task["key"]), (&4.into(), &"order-17".into()));
 
     let again = cli.json("submit --queue mail --key order-17");
@@ -86,7 +90,8 @@ async fn a_task_is_submitted_shown_moved_and_cancelled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn payloads_arrive_byte_for_byte() {
     let (bed, cli) = cli().await;
-    let space = Space::open(bed.store().await.unwrap(), Namespace::new(bed.namespace()).unwrap()).await.unwrap();
+    let space =
+        Space::open(bed.store().await.unwrap(), Namespace::new(bed.namespace()).unwrap()).await.unwrap();
     let all: Vec<u8> = (0..=255).collect();
     let large = vec![0xa5; 1 << 20];
     for payload in [&b""[..], b"\xff\xfe", b"\xed\xa0\x80", &all, &large] {
@@ -99,9 +104,13 @@ async fn payloads_arrive_byte_for_byte() {
         assert_eq!(shown["payload"].is_string(), std::str::from_utf8(payload).is_ok());
         assert_eq!(cli.run(&format!("get {id}")).0, 0);
     }
-    let (code, _, err) = cli.run_with("submit --queue bytes --payload - --output json", &vec![1; (1 << 20) + 1]);
+    let (code, _, err) =
+        cli.run_with("submit --queue bytes --payload - --output json", &vec![1; (1 << 20) + 1]);
     let error: Value = serde_json::from_str(&err).unwrap();
-    assert_eq!((code, &error["error"]["code"], &error["error"]["field"]), (2, &"too_long".into(), &"payload".into()));
+    assert_eq!(
+        (code, &error["error"]["code"], &error["error"]["field"]),
+        (2, &"too_long".into(), &"payload".into())
+    );
     assert_eq!(cli.json("status")["counts"]["submitted"], 5);
 }
 
@@ -136,7 +145,11 @@ async fn bad_rows_are_named_and_strict_sends_nothing() {
 
     let (code, out, err) = cli.run_with("import - --queue q --key id", plan);
     assert!(err.contains("bad row: line 3, column 1 (due)"), "{err}");
-    assert!(out.starts_with("imported 3 rows in ") && out.ends_with(": 1 created, 0 duplicates, 2 bad (left out)\n"), "{out}");
+    assert!(
+        out.starts_with("imported 3 rows in ")
+            && out.ends_with(": 1 created, 0 duplicates, 2 bad (left out)\n"),
+        "{out}"
+    );
     assert_eq!(code, 1);
     assert_eq!(cli.json("status")["counts"]["submitted"], 1);
 
@@ -183,9 +196,14 @@ fn settings_are_shown_with_their_origin() {
     let (code, out, _) = cli.run("config show --origin");
     assert_eq!(code, 0);
     assert!(out.contains("namespace = \"shown\"  # environment MINUTEHAND_NAMESPACE\n"), "{out}");
-    assert!(out.contains("url = \"redis://u:***@h:1\"  # environment MINUTEHAND_REDIS\n") && !out.contains("secret"), "{out}");
+    assert!(
+        out.contains("url = \"redis://u:***@h:1\"  # environment MINUTEHAND_REDIS\n")
+            && !out.contains("secret"),
+        "{out}"
+    );
     assert!(out.contains("lock = \"3s\"  # default\n"));
-    let (code, _, err) = ended(cli.command("config show").env("MINUTEHAND__POD__LOK", "1s").output().unwrap());
+    let (code, _, err) =
+        ended(cli.command("config show").env("MINUTEHAND__POD__LOK", "1s").output().unwrap());
     assert_eq!(code, 2);
     assert!(err.starts_with("error: pod.lok: is not a setting; did you mean pod.lock?"), "{err}");
 }
