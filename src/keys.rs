@@ -132,7 +132,8 @@ impl Kind {
 
     /// The kind of a name; nothing for a name that is none of ours.
     pub fn of(name: &str) -> Option<Self> {
-        let number = |text: &str| !text.is_empty() && text.len() <= 12 && text.bytes().all(|b| b.is_ascii_digit());
+        let number =
+            |text: &str| !text.is_empty() && text.len() <= 12 && text.bytes().all(|b| b.is_ascii_digit());
         let (stem, rest) = match name.split_once(':') {
             Some((stem, rest)) => (stem, Some(rest)),
             None => (name, None),

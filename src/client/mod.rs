@@ -50,7 +50,9 @@ pub enum ClientError {
         advice: &'static str,
     },
     /// A submit was repeated too late to tell whether its first sending arrived.
-    #[error("it is not known whether task {0} was created: its first sending got no answer for over two minutes; use an idempotency key to make this exact")]
+    #[error(
+        "it is not known whether task {0} was created: its first sending got no answer for over two minutes; use an idempotency key to make this exact"
+    )]
     FateUnknown(TaskId),
 }
 

@@ -365,10 +365,16 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         failures,
         retries: spec.as_ref().map(|spec| spec.retry.retries),
         backoff: spec.as_ref().map(|spec| spec.retry.to_string()),
-        key: spec.as_ref().and_then(|spec| Some(String::from_utf8_lossy(&spec.key.as_ref()?.bytes).into_owned())),
+        key: spec
+            .as_ref()
+            .and_then(|spec| Some(String::from_utf8_lossy(&spec.key.as_ref()?.bytes).into_owned())),
         plan: spec.as_ref().and_then(|spec| spec.plan.clone()),
         holder: found.run.as_ref().map(|run| run.holder.clone()),
-        fence: found.run.as_ref().map(|run| run.grant.fence()).or(found.place.map(|place| place.fence).filter(|f| *f > 0)),
+        fence: found
+            .run
+            .as_ref()
+            .map(|run| run.grant.fence())
+            .or(found.place.map(|place| place.fence).filter(|f| *f > 0)),
         lease_until: found.run.as_ref().map(|run| run.deadline),
         cancel_asked: found.run.as_ref().is_some_and(|run| run.cancel),
         reason: found.dead.map(|(reason, _)| reason),

@@ -89,7 +89,8 @@ impl FromStr for TaskId {
 
     fn from_str(text: &str) -> Result<Self, FieldError> {
         Self::from_bytes(text.as_bytes()).ok_or_else(|| {
-            let detail = format!("{} is no task id: those have {} of A-Z a-z 0-9 _ -", shown(text), Self::LEN);
+            let detail =
+                format!("{} is no task id: those have {} of A-Z a-z 0-9 _ -", shown(text), Self::LEN);
             FieldError::new("id", Reason::InvalidType, detail)
         })
     }

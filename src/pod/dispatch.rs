@@ -84,6 +84,9 @@ struct Inner {
     buckets: Vec<u16>,
 }
 
+/// The executors of a class: their ids, and how they stand for ordinary and for urgent tasks.
+type Choices<'a> = (Vec<&'a str>, Vec<Candidate>, Vec<Candidate>);
+
 /// Room that a claim may use; given back when dropped.
 pub(crate) struct Hold<'a> {
     dispatcher: &'a Dispatcher,
@@ -121,7 +124,16 @@ pub(crate) struct Dispatcher {
 
 impl Dispatcher {
     pub fn new(space: Space, pod: String, tally: Arc<PodTally>) -> Self {
-        Self { space, pod, tally, inner: Mutex::default(), room: Notify::new(), room_version: AtomicU64::new(0), demand: AtomicU64::new(0), draining: AtomicBool::new(false) }
+        Self {
+            space,
+            pod,
+            tally,
+            inner: Mutex::default(),
+            room: Notify::new(),
+            room_version: AtomicU64::new(0),
+            demand: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+        }
     }
 
     /// Told when room may have become free.
@@ -233,7 +245,13 @@ impl Dispatcher {
         let normal = free.div_ceil(2).min(most);
         let any = (normal + spare).min(most);
         if self.draining.load(Ordering::Relaxed) {
-            return Hold { dispatcher: self, any: 0, normal: 0, default_quota: Quota::Closed, quotas: Vec::new() };
+            return Hold {
+                dispatcher: self,
+                any: 0,
+                normal: 0,
+                default_quota: Quota::Closed,
+                quotas: Vec::new(),
+            };
         }
         inner.starved |= any == 0 && inner.held > 0;
         inner.held += any;
@@ -268,7 +286,7 @@ impl Dispatcher {
         let mut stranded: Vec<Parcel> = Vec::new();
         let mut inner = self.inner.lock();
         let view = Arc::clone(&inner.view);
-        let mut table: HashMap<Class, (Vec<&str>, Vec<Candidate>, Vec<Candidate>)> = HashMap::new();
+        let mut table: HashMap<Class, Choices<'_>> = HashMap::new();
         for mut parcel in parcels {
             let Some((group, class)) = view.groups.get(&parcel.group) else {
                 stranded.push(parcel);
@@ -280,7 +298,8 @@ impl Dispatcher {
                 continue;
             }
             if parcel.cost_ms.is_nan() {
-                let known = serving.iter().find_map(|at| view.executors[*at].average_ms(group.queue.as_str()));
+                let known =
+                    serving.iter().find_map(|at| view.executors[*at].average_ms(group.queue.as_str()));
                 parcel.cost_ms = known.unwrap_or(COST_UNKNOWN_MS);
             }
             let (ids, normal, urgent) = table.entry(*class).or_insert_with(|| {
@@ -291,7 +310,11 @@ impl Dispatcher {
                         ids.push(record.id.as_str());
                         let slots = record.slots.max(1);
                         normal.push(Candidate { free: outbox.credit, slots, load_ms: outbox.load_ms });
-                        urgent.push(Candidate { free: outbox.credit + outbox.spare, slots, load_ms: outbox.load_ms });
+                        urgent.push(Candidate {
+                            free: outbox.credit + outbox.spare,
+                            slots,
+                            load_ms: outbox.load_ms,
+                        });
                     }
                 }
                 (ids, normal, urgent)
@@ -304,7 +327,11 @@ impl Dispatcher {
             };
             if let Some(outbox) = inner.outboxes.get_mut(ids[at]) {
                 outbox.load_ms += parcel.cost_ms;
-                if outbox.credit > 0 { outbox.credit -= 1 } else { outbox.spare = outbox.spare.saturating_sub(1) }
+                if outbox.credit > 0 {
+                    outbox.credit -= 1
+                } else {
+                    outbox.spare = outbox.spare.saturating_sub(1)
+                }
                 for candidates in [&mut *normal, &mut *urgent] {
                     candidates[at].load_ms = outbox.load_ms;
                 }
@@ -386,7 +413,8 @@ impl Dispatcher {
         normal: &[Parcel],
         want: u32,
     ) -> Result<OfferAnswer, StoreError> {
-        let offers = |parcels: &[Parcel]| parcels.iter().map(|parcel| parcel.offer.clone()).collect::<Vec<_>>();
+        let offers =
+            |parcels: &[Parcel]| parcels.iter().map(|parcel| parcel.offer.clone()).collect::<Vec<_>>();
         let (urgent, normal) = (offers(urgent), offers(normal));
         let mut repeats = 0;
         loop {
@@ -394,7 +422,8 @@ impl Dispatcher {
                 // Only the same executor may be asked again: it drops what it has seen.
                 Err(error) if error.is_retryable() && repeats < OFFER_REPEATS_MAX => {
                     repeats += 1;
-                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..=50 * u64::from(repeats)))).await;
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..=50 * u64::from(repeats))))
+                        .await;
                 }
                 answer => return answer,
             }

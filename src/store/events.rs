@@ -1,8 +1,8 @@
 //! The event streams: what happened to whom, when, and why.
 
+use super::StoreError;
 use super::script;
 use super::space::Space;
-use super::StoreError;
 use crate::model::event::{self, Event};
 use crate::model::{Bucket, TaskId, UnixMs};
 
@@ -48,7 +48,9 @@ pub async fn stretch(
         let kind = fields.bytes("kind")?;
         let data = fields.bytes("data")?;
         match event::decode(kind.first().copied().unwrap_or(0), &data) {
-            Ok(events) => out.events.extend(events.into_iter().filter(|event| id.is_none_or(|id| event.id == id))),
+            Ok(events) => {
+                out.events.extend(events.into_iter().filter(|event| id.is_none_or(|id| event.id == id)))
+            }
             Err(_) => out.unreadable += 1,
         }
     }

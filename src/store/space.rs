@@ -282,7 +282,8 @@ impl Space {
         names.extend((ten - 90..=ten).map(|ten| format!("recent:{ten}")));
         names.extend((0..40).map(|s| format!("lease:{}", now_ms.div_euclid(1_000) + s)));
         names.truncate(500);
-        let args = std::iter::once(Bytes::new()).chain(names.iter().map(|name| name.clone().into())).collect();
+        let args =
+            std::iter::once(Bytes::new()).chain(names.iter().map(|name| name.clone().into())).collect();
         let found = match self.inner.store.call(&script::NAMES, guard.keys.clone(), args).await {
             Ok(reply) => reply.fields(script::NAMES.name),
             Err(error) => Err(error),
