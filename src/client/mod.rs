@@ -2,10 +2,14 @@
 //!
 //! Every door (the CLI, HTTP, a program of yours) goes through [`Client`], so all of them check alike.
 
+mod dead;
+mod history;
 mod query;
 mod stream;
 mod submit;
 
+pub use dead::{DeadFilter, DeadView, Redriven};
+pub use history::{EventTail, Trace};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, NewTask, SubmitError, Submitted};

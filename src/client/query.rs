@@ -115,10 +115,11 @@ pub struct Counts {
 impl Counts {
     /// The counters of one bucket.
     fn of(bucket: &BucketCounts) -> Self {
-        let held: i64 = bucket.parked.iter().map(|(_, size)| *size as i64).sum();
+        // Lanes stand aside because nobody serves them; nothing holds a queue yet.
+        let held = 0;
         let pending = bucket.count("pending");
         let retrying = bucket.tries.min(pending);
-        let ready = (bucket.count("ready") - held).max(0);
+        let ready = bucket.count("ready");
         Self {
             submitted: bucket.count("submitted"),
             waiting: bucket.count("waiting"),
@@ -347,7 +348,6 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         (State::Running, Some(run)) if run.phase == Phase::Claimed => "claimed",
         (State::Running, Some(run)) if run.phase == Phase::Offered => "offered",
         (State::Running, _) => "started",
-        (State::Pending, _) if found.held => "held",
         (State::Pending, _) if due.is_some_and(|due| due > found.now) && failures > 0 => "retrying",
         (State::Pending, _) if due.is_some_and(|due| due > found.now) => "scheduled",
         (State::Pending, _) => "ready",

@@ -75,6 +75,31 @@ impl fmt::Display for UnixMs {
     }
 }
 
+/// For serde: an instant as RFC 3339 text; numbers of ms are read as well.
+pub mod rfc3339 {
+    use super::UnixMs;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// Writes the text.
+    pub fn serialize<S: Serializer>(at: &UnixMs, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(at)
+    }
+
+    /// Reads text or a number.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<UnixMs, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            Number(i64),
+            Text(String),
+        }
+        match Form::deserialize(deserializer)? {
+            Form::Number(ms) => Ok(UnixMs(ms)),
+            Form::Text(text) => UnixMs::parse_rfc3339(&text).map_err(serde::de::Error::custom),
+        }
+    }
+}
+
 /// Minutes since 1970: the slice of time that shares a due set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Minute(pub u32);

@@ -11,9 +11,10 @@ use crate::clock;
 use crate::limits;
 use crate::metric;
 use crate::model::route::{Candidate, LeastCost, Route, Work};
-use crate::model::{Grant, Spec, TaskId, UnixMs, spec};
+use crate::model::{Bucket, Grant, Spec, TaskId, UnixMs, spec};
 use crate::store::due::{Granted, Quota};
 use crate::store::member::{self, Offer, OfferAnswer, RESERVATION_MS};
+use crate::store::run::{self, StartRow};
 use crate::store::{Space, StoreError};
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -32,6 +33,10 @@ const WAIT_MAX: Duration = Duration::from_millis(2_000);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// News of an executor's room of this age is no longer trusted: reservations last as long.
 const FRESH_FOR: Duration = Duration::from_millis(RESERVATION_MS as u64);
+/// Tasks that have lain in an inbox for this long are noted there, for those who ask where they are.
+const NOTE_AFTER: Duration = Duration::from_millis(250);
+/// Offers remembered until then; beyond it the oldest go without a note.
+const NOTES_MAX: usize = 50_000;
 /// Times an offer is sent again to the same executor when its answer was lost.
 const OFFER_REPEATS_MAX: u32 = 5;
 
@@ -82,6 +87,8 @@ struct Inner {
     starved: bool,
     route: LeastCost,
     buckets: Vec<u16>,
+    /// Offers accepted lately, oldest first.
+    offered: VecDeque<(Instant, TaskId, Grant, Arc<str>)>,
 }
 
 /// The executors of a class: their ids, and how they stand for ordinary and for urgent tasks.
@@ -451,6 +458,14 @@ impl Dispatcher {
                 back.extend(urgent.drain(u.min(urgent.len())..));
                 back.extend(normal.drain(n.min(normal.len())..));
                 let accepted = (urgent.len() + normal.len()) as u64;
+                let to: Arc<str> = executor.into();
+                let spare = NOTES_MAX.saturating_sub(urgent.len() + normal.len());
+                while inner.offered.len() > spare {
+                    inner.offered.pop_front();
+                }
+                for parcel in urgent.iter().chain(&normal) {
+                    inner.offered.push_back((at, parcel.id, parcel.grant, Arc::clone(&to)));
+                }
                 metrics.offered_tasks.increment(accepted);
                 self.tally.offered.fetch_add(accepted, Ordering::Relaxed);
                 // What nobody has reserved is there for all pods: each counts on its share.
@@ -522,6 +537,27 @@ impl Dispatcher {
             tokio::spawn(async move { shared.dispatcher.give_back(late, "no executor had room").await });
         }
         self.route(shared, again);
+    }
+
+    /// Notes in Redis where tasks lie that were offered a while ago. Most have ended by then, and cost a look.
+    async fn note(&self) {
+        let mut by_bucket: HashMap<Bucket, Vec<(StartRow, Arc<str>)>> = HashMap::new();
+        {
+            let mut inner = self.inner.lock();
+            while inner.offered.front().is_some_and(|(at, ..)| at.elapsed() >= NOTE_AFTER) {
+                if let Some((_, id, grant, to)) = inner.offered.pop_front() {
+                    by_bucket.entry(id.bucket()).or_default().push((StartRow { id, grant, lease_ms: 0 }, to));
+                }
+            }
+        }
+        for (bucket, rows) in by_bucket {
+            for piece in rows.chunks(limits::BATCH_MAX_ROWS) {
+                let rows: Vec<(StartRow, &str)> = piece.iter().map(|(row, to)| (*row, &**to)).collect();
+                if let Err(error) = run::offer(&self.space, bucket, &self.pod, &rows).await {
+                    tracing::debug!(%bucket, %error, "could not note offers");
+                }
+            }
+        }
     }
 
     async fn give_back(&self, parcels: Vec<Parcel>, cause: &str) {
@@ -623,6 +659,7 @@ pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
             },
             _ = look.tick() => {
                 shared.dispatcher.reroute(&shared);
+                shared.dispatcher.note().await;
                 let tight: Vec<String> = {
                     let inner = shared.dispatcher.inner.lock();
                     let old = |outbox: &Outbox| outbox.tight && !outbox.sending && outbox.heard.elapsed() > Duration::from_secs(1);
