@@ -3,4 +3,5 @@
 mod check;
 mod connect;
 mod due;
+mod model;
 mod pod;
