@@ -11,12 +11,12 @@
 -- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 40 due sets, 64 lanes a priority; reaps <= 250
 -- events  claimed, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom
-local RIPEN, SETS, NEW_SETS, LANES, REAP = 2000, 32, 8, 64, 250
+local RIPEN, SETS, NEW_SETS, LANES, REAP, PIECES = 2000, 32, 8, 64, 250, 16
 local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local lock, run, counts, agenda = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda'
-local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'recent', 'v')
+local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
+local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v')
 local clock = tonumber(meta[1] or 0)
 local lnow = clock > now and clock or now
 lease_now = lnow
@@ -44,14 +44,15 @@ end
 local running = tonumber(call('HGET', counts, 'running') or 0)
 need('stream', 'events')
 need_all('hash', 'run', 'at', 'tries')
-need_all('zset', 'agenda', 'dead', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
+need_all('zset', 'agenda', 'leases', 'dead', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
 need('set', 'parked')
-need_all('string', 'last:' .. pod, recent_name(recent_ten()))
+need('string', 'last:' .. pod)
+need_recent()
 for _, gone in ipairs(ended) do
   call('HDEL', lock, gone)
   call('DEL', P .. 'last:' .. gone)
 end
-if not meta[11] then call('HSET', KEYS[1], 'v', '1') end
+if not meta[10] then call('HSET', KEYS[1], 'v', '1') end
 
 local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0f%013.0f', now + lock_ms, wake)) end
 
@@ -147,41 +148,33 @@ local function lapse(id, r)
   end
 end
 local second = floor(lnow / 1000)
-local reap, offset = tonumber(meta[2]), tonumber(meta[3] or 0)
-if not reap then reap, offset = second + 1, 0 end
-local reap_was, offset_was = reap, offset
-if lnow < pause then
-  -- nothing is reaped now
-elseif running == 0 and reap <= second then
-  -- After a long rest most strings are near the beginning of the gap; none is further than the longest lease.
-  local till, names = reap + 1000 < second and reap + 1000 or second, {}
-  for s = reap, till do names[#names + 1] = P .. 'lease:' .. format('%.0f', s) end
-  call('UNLINK', unpack(names))
-  reap, offset = till + 1, 0
-  if reap + 172800 < second then reap = second - 172800 end
+-- `leases` lists the seconds that have a string; the first may have been read in part.
+local strings = lnow < pause and {} or call('ZRANGE', leases, '-inf', second, 'BYSCORE', 'LIMIT', 0, 120)
+if running == 0 and #strings > 0 then
+  for i, s in ipairs(strings) do strings[i] = P .. 'lease:' .. s end
+  call('UNLINK', unpack(strings))
+  call('ZREMRANGEBYRANK', leases, 0, #strings - 1)
 else
-  local steps = 0
-  while reap <= second and steps < 120 and reaped < REAP do
-    steps = steps + 1
-    local key = P .. 'lease:' .. format('%.0f', reap)
-    local len = safely(need, 'string', sub(key, #P + 1))
-    while offset < len and reaped < REAP do
-      local piece, ids = call('GETRANGE', key, offset, offset + 16 * REAP - 1), {}
+  local pieces = 0
+  for _, s in ipairs(strings) do
+    local name, from = 'lease:' .. s, meta[2] == s and tonumber(meta[3]) or 0
+    local len, offset = safely(need, 'string', name), from
+    while offset < len and reaped < REAP and pieces < PIECES do
+      local piece, ids = call('GETRANGE', P .. name, offset, offset + 16 * REAP - 1), {}
       for i = 1, #piece, 16 do ids[#ids + 1] = sub(piece, i, i + 15) end
       local found = call('HMGET', run, unpack(ids))
       for i = 1, #ids do
         if found[i] and run_deadline(found[i]) <= lnow then safely(lapse, ids[i], found[i]) end
       end
-      offset = offset + #piece
-      if steps > 4 and #ids >= REAP then break end
+      offset, pieces = offset + #piece, pieces + 1
     end
-    if offset < len then break end
-    if len > 0 then call('UNLINK', key) end
-    reap, offset = reap + 1, 0
+    if offset < len then
+      if offset ~= from then call('HSET', KEYS[1], 'reap', s, 'reapoff', offset) end
+      break
+    end
+    call('UNLINK', P .. name)
+    call('ZREM', leases, s)
   end
-end
-if reap ~= reap_was or offset ~= offset_was or not meta[2] then
-  call('HSET', KEYS[1], 'reap', format('%.0f', reap), 'reapoff', format('%.0f', offset))
 end
 -- Once a second a piece of `run` itself, for leases that no string names.
 if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
@@ -263,18 +256,14 @@ for _, name in ipairs(normal) do sets[#sets + 1] = name end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
 local ten, olden = recent_ten(), {}
-local oldest = tonumber(meta[10] or ten - 90)
-while oldest <= ten - 90 and #olden < 200 do
-  olden[#olden + 1] = P .. recent_name(oldest)
-  oldest = oldest + 1
+for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
+  if tonumber(t) > ten - 90 and safely(need, 'string', 'recent:' .. t) <= 53770 then break end
+  olden[#olden + 1] = P .. 'recent:' .. t
 end
-for _ = 1, 8 do
-  if oldest <= ten - 90 or oldest > ten - 12 or safely(need, 'string', recent_name(oldest)) <= 53770 then break end
-  olden[#olden + 1] = P .. recent_name(oldest)
-  oldest = oldest + 1
+if #olden > 0 then
+  call('UNLINK', unpack(olden))
+  call('ZREMRANGEBYRANK', P .. 'recents', 0, #olden - 1)
 end
-if #olden > 0 then call('UNLINK', unpack(olden)) end
-if oldest ~= tonumber(meta[10] or -1) then call('HSET', KEYS[1], 'recent', format('%.0f', oldest)) end
 local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
 local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
 if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
@@ -429,12 +418,16 @@ else
     local ring = {}
     for _, lane in ipairs(call('ZRANGE', P .. 'ring:' .. p, 0, LANES - 1)) do
       local l = lanes[lane] or { lane = lane, group = sub(lane, 1, 3), level = p, n = 0 }
-      l.size = call('ZCARD', P .. 'ready:' .. lane)
+      l.all = call('ZCARD', P .. 'ready:' .. lane)
+      -- After a leap back some of what was ripe is not.
+      l.size = now < clock and call('ZCOUNT', P .. 'ready:' .. lane, '-inf', now) or l.all
       l.used = 0
-      if l.size == 0 then call('ZREM', P .. 'ring:' .. p, lane)
+      if l.all == 0 then call('ZREM', P .. 'ring:' .. p, lane)
       elseif quota(l) < 0 then
         call('ZREM', P .. 'ring:' .. p, lane)
         call('SADD', P .. 'parked', lane)
+      elseif l.size == 0 then
+        -- nothing ripe in it now
       elseif quota(l) > 0 then ring[#ring + 1] = l
       else backlog = backlog + l.size end
     end
@@ -453,6 +446,7 @@ else
     if n <= 0 or full then return 0 end
     local key, got = P .. 'ready:' .. l.lane, nil
     local b = bound[l.lane]
+    if now < clock and not (b and b < now) then b = now end
     if b then got = call('ZRANGE', key, '-inf', b, 'BYSCORE', 'LIMIT', l.used, n, 'WITHSCORES')
     else got = call('ZRANGE', key, l.used, l.used + n - 1, 'WITHSCORES') end
     local m = 0
@@ -542,10 +536,11 @@ if n > 0 then
   end
   local ats = call('EXISTS', P .. 'at') == 1 and call('HMGET', P .. 'at', unpack(ids)) or {}
   local deadline = lnow + dispatch_ms
+  safely(need, 'string', lease_name(deadline))
   local dl = format('%013.0f', deadline)
   local first = dl .. '00000001' .. nonce .. '00'
   local first_grant = '00000001' .. nonce
-  local hset, leases, heads, records, ended = {}, {}, { ARGV[4] }, {}, 0
+  local hset, granted, heads, records, ended = {}, {}, { ARGV[4] }, {}, 0
   for i = 1, n do
     local id, spec, lane = ids[i], specs[i], sub(chosen[i], 17, 20)
     if not spec then
@@ -574,7 +569,7 @@ if n > 0 then
         end
         hset[#hset + 1] = id
         hset[#hset + 1] = r
-        leases[#leases + 1] = id
+        granted[#granted + 1] = id
         records[#records + 1] = id .. grant
         local head = id .. lane .. grant .. format('%013.0f', dues[i]) .. failures
         heads[#heads + 1] = head
@@ -585,7 +580,7 @@ if n > 0 then
   end
   if #hset > 0 then
     call('HSET', run, unpack(hset))
-    call('APPEND', lease_key(deadline), table.concat(leases))
+    lease_add(lease_name(deadline), table.concat(granted))
     call('SET', P .. 'last:' .. pod, table.concat(heads))
     count('running', #hset / 2)
     emit('c', pod, table.concat(records))
@@ -594,7 +589,7 @@ if n > 0 then
   for _, l in ipairs(from_lane) do
     call('ZREMRANGEBYRANK', P .. 'ready:' .. l.lane, 0, l.used - 1)
     count('ready', -l.used)
-    if l.used >= l.size then call('ZREM', P .. 'ring:' .. l.level, l.lane) end
+    if l.used >= l.all then call('ZREM', P .. 'ring:' .. l.level, l.lane) end
   end
   for _, t in ipairs(taken) do
     call('ZREMRANGEBYRANK', P .. 'due:' .. t.name, 0, t.n - 1)

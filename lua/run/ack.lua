@@ -15,7 +15,7 @@ local lag_key = P .. lag_name
 need('stream', 'events')
 need_all('hash', 'counts', 'run', 'at', 'tries', lag_name)
 need_all('zset', 'agenda', 'dead')
-need('string', recent_name(recent_ten()))
+need_recent()
 local ids, letters, dues = {}, {}, {}
 for i = 1, n do ids[i] = sub(ARGV[i + 4], 1, 16) end
 local found = call('HMGET', run, unpack(ids))

@@ -79,7 +79,7 @@ pub enum Damage {
     TimerWithoutTask,
     /// A task with a total time-out that nothing fires.
     TimerMissing,
-    /// A due set, timer or list of keys that the agenda does not name: it would never be looked into.
+    /// A due set, timer, list of keys or lease string that nothing names: it would never be looked into.
     AgendaMissing,
     /// A lane with ripe tasks that is neither in its ring nor set aside: it would never be claimed.
     RingMissing,

@@ -48,7 +48,7 @@ macro_rules! scripts {
 }
 
 scripts! {
-    SUBMIT = "intake.submit" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/place"] "intake/submit";
+    SUBMIT = "intake.submit" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/place"] "intake/submit";
     CANCEL = "intake.cancel" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/pending"] "intake/cancel";
     RESCHEDULE = "intake.reschedule" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending"] "intake/reschedule";
     REPRIORITIZE = "intake.reprioritize" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending"] "intake/reprioritize";

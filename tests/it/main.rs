@@ -6,4 +6,5 @@ mod connect;
 mod dead;
 mod due;
 mod executor;
+mod model;
 mod pod;
