@@ -141,4 +141,9 @@ if left > 0 then
   if #ended > 0 then emit('e', who, table.concat(ended)) end
   if #rares > 0 then emit('v', who, table.concat(rares)) end
 end
+if #dues > 0 then
+  local first = dues[1]
+  for i = 2, #dues do first = dues[i] < first and dues[i] or first end
+  wake(first)
+end
 return { 'OK', stamp, table.concat(letters), unpack(dues) }
