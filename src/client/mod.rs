@@ -18,6 +18,7 @@ use crate::limits;
 use crate::model::field::FieldError;
 use crate::model::{Namespace, TaskId, UnixMs};
 use crate::store::intake::{self, WishAnswer};
+use crate::store::queue::{self, Freeze, Scope};
 use crate::store::{ConnectSettings, Space, Store, StoreError, member};
 use std::sync::Arc;
 use std::time::Duration;
@@ -149,6 +150,18 @@ impl Client {
             WishAnswer::Done => Ok(due),
             other => Err(wrong_state(id, other)),
         }
+    }
+
+    /// Freezes a queue, a plan or everything; answers what is frozen now, and whether this call changed it.
+    pub async fn freeze(&self, scope: &Scope, who: &str, cause: &str) -> Result<(Freeze, bool), ClientError> {
+        let space = self.space();
+        Ok(repeat(space, || queue::freeze(space, scope, who, cause)).await?)
+    }
+
+    /// Thaws a queue, a plan or everything.
+    pub async fn thaw(&self, scope: &Scope, who: &str) -> Result<(Freeze, bool), ClientError> {
+        let space = self.space();
+        Ok(repeat(space, || queue::thaw(space, scope, who)).await?)
     }
 
     /// Gives a pending task another priority.

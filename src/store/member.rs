@@ -168,7 +168,7 @@ pub async fn drain_inbox(space: &Space, id: &str) -> Result<Vec<Offer>, StoreErr
     }
 }
 
-fn inbox_guard(space: &Space, executor: &str) -> Guard {
+pub(super) fn inbox_guard(space: &Space, executor: &str) -> Guard {
     Guard::room(space.namespace(), &format!("x:{executor}"))
 }
 

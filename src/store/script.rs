@@ -61,12 +61,14 @@ scripts! {
     ACK = "run.ack" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/wake"] "run/ack";
     REDRIVE = "dead.redrive" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
     DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
+    FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
     LANE = "queue.lane" "" [] "queue/lane";
     SPREAD = "queue.spread" "" [] "queue/spread";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
     LEAVE = "member.leave" "allow-oom" [] "member/leave";
     INBOX = "member.inbox" "allow-oom" ["lib/room"] "member/inbox";
     OFFER = "member.offer" "allow-oom" ["lib/room"] "member/offer";
+    RECALL = "member.recall" "allow-oom" ["lib/digit" "lib/spec" "lib/room"] "member/recall";
     TAKE = "member.take" "allow-oom" ["lib/room"] "member/take";
     GET = "read.get" "no-writes" ["lib/recent" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
     DEAD = "read.dead" "no-writes" [] "read/dead";
