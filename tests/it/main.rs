@@ -8,3 +8,4 @@ mod due;
 mod executor;
 mod model;
 mod pod;
+mod queue;
