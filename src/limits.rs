@@ -147,4 +147,5 @@ const _: () = assert!(POLL_MS < LOCK_MS, "a sleeping pod must wake up before its
 const _: () = assert!(PAYLOAD_MAX_BYTES + 4_096 <= BATCH_MAX_BYTES, "one full payload must fit in a batch");
 const _: () = assert!(IMPORT_ROW_MAX_BYTES >= 2 * PAYLOAD_MAX_BYTES, "a full payload may double by quoting");
 const _: () = assert!(KEY_BUCKETS_DEFAULT.is_power_of_two() && BUCKETS_MAX.is_power_of_two());
-const _: () = assert!((UNCOUNTED_LOSSES_MAX as i64) < 256 && RETRIES_MAX < 255, "both are two hex digits in Redis");
+const _: () =
+    assert!((UNCOUNTED_LOSSES_MAX as i64) < 256 && RETRIES_MAX < 255, "both are two hex digits in Redis");

@@ -45,34 +45,59 @@ const LAG_SECONDS: &[f64] =
 /// How a claim ended.
 pub const CLAIM_RESULTS: &[&str] = &["tasks", "empty", "not_holder", "settling", "error"];
 /// Why tasks were handed back uncounted.
-pub const HAND_BACK_CAUSES: &[&str] = &["no_room", "no_executor", "stop", "dispatch_timeout", "lost", "frozen"];
+pub const HAND_BACK_CAUSES: &[&str] =
+    &["no_room", "no_executor", "stop", "dispatch_timeout", "lost", "frozen"];
 /// How an ack was answered.
 pub const ACK_OUTCOMES: &[&str] = &["succeeded", "retrying", "dead", "cancelled", "stale", "known"];
 /// How a submitted row was answered.
 pub const SUBMIT_RESULTS: &[&str] = &["created", "duplicate", "refused", "fate_unknown"];
-/// Scripts that are called from the start; others join when they are first called.
+/// Scripts that have a series from the start; a test holds them against the store's own list.
 pub const SCRIPTS: &[&str] = &[
     "intake.submit",
     "intake.cancel",
     "intake.reschedule",
     "intake.reprioritize",
     "due.claim",
+    "due.yield",
     "due.release",
+    "run.offer",
     "run.start",
     "run.renew",
     "run.ack",
     "member.beat",
     "member.leave",
-    "member.reserve",
+    "member.inbox",
     "member.offer",
     "member.take",
+    "queue.lane",
+    "queue.spread",
     "read.get",
     "read.counts",
-    "read.check",
+    "read.names",
+    "read.law",
+    "read.audit",
+    "read.verify",
 ];
-/// Why calls to Redis failed.
-pub const REDIS_ERROR_CAUSES: &[&str] =
-    &["timeout", "connection", "moved", "ask", "tryagain", "loading", "readonly", "clusterdown", "busy", "auth", "script", "other"];
+/// Why calls to Redis failed: what `StoreError::cause` says of those that happen in a running process.
+pub const REDIS_ERROR_CAUSES: &[&str] = &[
+    "unreachable",
+    "timeout",
+    "oom",
+    "readonly",
+    "misconf",
+    "loading",
+    "busy",
+    "clusterdown",
+    "noreplicas",
+    "masterdown",
+    "tryagain",
+    "wrong_type",
+    "no_permission",
+    "bad_reply",
+    "script",
+    "overloaded",
+    "closed",
+];
 /// Why Redis refused to write.
 pub const WRITE_REFUSED_CAUSES: &[&str] = &["oom", "misconf", "readonly", "noreplicas"];
 /// What woke a claim loop.
@@ -261,7 +286,10 @@ impl Handles {
             ),
             redis_errors: Labelled::new(|v| counter(REDIS_ERRORS, "cause", v), REDIS_ERROR_CAUSES),
             redis_reconnects: metrics::counter!(REDIS_RECONNECTS),
-            redis_write_refused: Labelled::new(|v| counter(REDIS_WRITE_REFUSED, "cause", v), WRITE_REFUSED_CAUSES),
+            redis_write_refused: Labelled::new(
+                |v| counter(REDIS_WRITE_REFUSED, "cause", v),
+                WRITE_REFUSED_CAUSES,
+            ),
             server_clock_regressions: metrics::counter!(SERVER_CLOCK_REGRESSIONS),
         }
     }

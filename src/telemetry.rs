@@ -2,7 +2,9 @@
 
 use crate::metric::{FAMILIES, Kind, handles};
 use crate::settings::{LogFormat, LogSettings};
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics_exporter_prometheus::{
+    BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+};
 use std::io::IsTerminal;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -35,7 +37,9 @@ pub fn init_log(settings: &LogSettings) -> Result<(), TelemetryError> {
         .map_err(|source| TelemetryError::Filter { level: settings.level.clone(), source })?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let done = match settings.format {
-        LogFormat::Json => log.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init(),
+        LogFormat::Json => {
+            log.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init()
+        }
         LogFormat::Text => log.with_ansi(colours_on(&std::io::stderr())).try_init(),
     };
     done.map_err(|error| TelemetryError::Log(error.to_string()))
@@ -84,6 +88,15 @@ mod tests {
     use crate::metric::Handles;
 
     #[test]
+    fn every_script_has_its_series() {
+        let mut ours = crate::metric::SCRIPTS.to_vec();
+        let mut theirs: Vec<_> = crate::store::SCRIPTS.iter().map(|script| script.name).collect();
+        ours.sort_unstable();
+        theirs.sort_unstable();
+        assert_eq!(ours, theirs);
+    }
+
+    #[test]
     fn every_family_is_present_on_an_idle_server() {
         let recorder = recorder().unwrap();
         let handle = recorder.handle();
@@ -97,7 +110,8 @@ mod tests {
             };
             assert!(text.contains(&format!("# TYPE {} {kind}\n", family.name)), "{}\n{text}", family.name);
             assert!(text.contains(&format!("# HELP {} {}\n", family.name, family.help)), "{}", family.name);
-            let sample = if kind == "histogram" { format!("{}_bucket", family.name) } else { family.name.to_owned() };
+            let sample =
+                if kind == "histogram" { format!("{}_bucket", family.name) } else { family.name.to_owned() };
             for value in family.label.map_or(&[][..], |(_, values)| values) {
                 let (label, _) = family.label.unwrap();
                 assert!(text.contains(&format!("{sample}{{{label}=\"{value}\"")), "{sample} {value}\n{text}");

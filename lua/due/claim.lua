@@ -12,14 +12,15 @@
 -- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 40 due sets, 64 lanes a priority; reaps <= 250
 -- events  claimed, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom
-local RIPEN, SETS, NEW_SETS, LANES, REAP = 2000, 32, 8, 64, 250
+local RIPEN, SETS, NEW_SETS, LANES, REAP, PIECES = 2000, 32, 8, 64, 250, 16
 local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local lock, run, counts, agenda = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda'
-local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'recent', 'v')
+local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
+local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v')
 local clock = tonumber(meta[1] or 0)
 local lnow = clock > now and clock or now
+lease_now = lnow
 
 -- The permit. The lock is economy, not safety: a claim is atomic whoever makes it.
 local mine = call('HGET', lock, pod)
@@ -27,6 +28,7 @@ local function live(v)
   local till = tonumber(sub(v, 17, 29))
   return till > now and till <= now + 2 * lock_ms
 end
+local ended = {}
 if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
   local all, holders, soonest = call('HGETALL', lock), 0, nil
   for i = 1, #all, 2 do
@@ -35,17 +37,23 @@ if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
         holders = holders + 1
         local till = tonumber(sub(all[i + 1], 17, 29))
         if not soonest or till < soonest then soonest = till end
-      else
-        call('HDEL', lock, all[i])
-        call('DEL', P .. 'last:' .. all[i])
-      end
+      else ended[#ended + 1] = all[i] end
     end
   end
   if holders >= tonumber(ARGV[9]) then return { 'NOT_HOLDER', stamp, soonest } end
 end
 local running = tonumber(call('HGET', counts, 'running') or 0)
-call('XLEN', P .. 'events') call('HLEN', run) call('ZCARD', P .. 'dead')
-if not meta[11] then call('HSET', KEYS[1], 'v', '1') end
+need('stream', 'events')
+need_all('hash', 'run', 'at', 'tries')
+need_all('zset', 'agenda', 'leases', 'dead', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
+need('set', 'parked')
+need('string', 'last:' .. pod)
+need_recent()
+for _, gone in ipairs(ended) do
+  call('HDEL', lock, gone)
+  call('DEL', P .. 'last:' .. gone)
+end
+if not meta[10] then call('HSET', KEYS[1], 'v', '1') end
 
 local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0f%013.0f', now + lock_ms, wake)) end
 
@@ -71,6 +79,19 @@ end
 
 local delta, rares = {}, {}
 local function count(name, n) delta[name] = (delta[name] or 0) + n end
+local function flush()
+  for name, d in pairs(delta) do
+    if d ~= 0 then call('HINCRBY', counts, name, d) end
+  end
+  if #rares > 0 then emit('v', pod, table.concat(rares)) end
+end
+-- Where a key of another type is met on the way, the tasks moved so far are accounted for; the one in hand has not moved.
+local function safely(f, ...)
+  local ok, answer = pcall(f, ...)
+  if ok then return answer end
+  flush()
+  error(answer)
+end
 
 -- A leap ahead of the caller's monotonic clock pauses reaping for one lease: the renewals were not late, the clock was.
 local leap, pause = 0, tonumber(meta[5] or 0)
@@ -88,9 +109,17 @@ if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
 local reaped, lapsed = 0, {}
 local function lapse(id, r)
   if lapsed[id] then return end
+  local spec, grant, holder = call('HGET', P .. 'task:' .. home(id), id), run_grant(r), run_holder(r)
+  if not spec then
+    -- dropped below
+  elseif run_cancelled(r) then need_end(id, spec)
+  elseif run_phase(r) == 's' then need_fail(id, spec, false, nil, tonumber(ARGV[14]))
+  elseif run_losses(r) + 1 >= 20 then
+    need('hash', 'dead:' .. id)
+    need_end(id, spec)
+  else need_back(id, spec) end
   lapsed[id] = true
   reaped = reaped + 1
-  local spec, grant, holder = call('HGET', P .. 'task:' .. home(id), id), run_grant(r), run_holder(r)
   count('running', -1)
   if not spec then
     call('HDEL', run, id)
@@ -120,43 +149,39 @@ local function lapse(id, r)
   end
 end
 local second = floor(lnow / 1000)
-local reap, offset = tonumber(meta[2]), tonumber(meta[3] or 0)
-if not reap then reap, offset = second + 1, 0 end
-local reap_was, offset_was = reap, offset
-if lnow < pause then
-  -- nothing is reaped now
-elseif running == 0 and reap <= second then
-  for s = reap, reap + 60 < second and reap + 60 or second do call('UNLINK', P .. 'lease:' .. format('%.0f', s)) end
-  reap, offset = second + 1, 0
+-- `leases` lists the seconds that have a string; the first may have been read in part.
+local strings = lnow < pause and {} or call('ZRANGE', leases, '-inf', second, 'BYSCORE', 'LIMIT', 0, 120)
+if running == 0 and #strings > 0 then
+  for i, s in ipairs(strings) do strings[i] = P .. 'lease:' .. s end
+  call('UNLINK', unpack(strings))
+  call('ZREMRANGEBYRANK', leases, 0, #strings - 1)
 else
-  local steps = 0
-  while reap <= second and steps < 120 and reaped < REAP do
-    steps = steps + 1
-    local key = P .. 'lease:' .. format('%.0f', reap)
-    local len = call('STRLEN', key)
-    while offset < len and reaped < REAP do
-      local piece, ids = call('GETRANGE', key, offset, offset + 16 * REAP - 1), {}
+  local pieces = 0
+  for _, s in ipairs(strings) do
+    local name, from = 'lease:' .. s, meta[2] == s and tonumber(meta[3]) or 0
+    local len, offset = safely(need, 'string', name), from
+    while offset < len and reaped < REAP and pieces < PIECES do
+      local piece, ids = call('GETRANGE', P .. name, offset, offset + 16 * REAP - 1), {}
       for i = 1, #piece, 16 do ids[#ids + 1] = sub(piece, i, i + 15) end
       local found = call('HMGET', run, unpack(ids))
       for i = 1, #ids do
-        if found[i] and run_deadline(found[i]) <= lnow then lapse(ids[i], found[i]) end
+        if found[i] and run_deadline(found[i]) <= lnow then safely(lapse, ids[i], found[i]) end
       end
-      offset = offset + #piece
-      if steps > 4 and #ids >= REAP then break end
+      offset, pieces = offset + #piece, pieces + 1
     end
-    if offset < len then break end
-    if len > 0 then call('UNLINK', key) end
-    reap, offset = reap + 1, 0
+    if offset < len then
+      if offset ~= from then call('HSET', KEYS[1], 'reap', s, 'reapoff', offset) end
+      break
+    end
+    call('UNLINK', P .. name)
+    call('ZREM', leases, s)
   end
-end
-if reap ~= reap_was or offset ~= offset_was or not meta[2] then
-  call('HSET', KEYS[1], 'reap', format('%.0f', reap), 'reapoff', format('%.0f', offset))
 end
 -- Once a second a piece of `run` itself, for leases that no string names.
 if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
   local piece = call('HSCAN', run, meta[8] or '0', 'COUNT', 50)
   for i = 1, #piece[2], 2 do
-    if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then lapse(piece[2][i], piece[2][i + 1]) end
+    if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then safely(lapse, piece[2][i], piece[2][i + 1]) end
   end
   call('HSET', KEYS[1], 'scanat', now13, 'scan', piece[1])
 end
@@ -171,35 +196,40 @@ if #names == SETS then
     if not seen[name] then names[#names + 1] = name end
   end
 end
+local function expire(key, id)
+  local spec, r = call('HGET', P .. 'task:' .. home(id), id), call('HGET', run, id)
+  local at = spec and at_of(id, spec)
+  if spec then
+    need_end(id, spec)
+    if not r then need_place(id, at.due, at.lane) end
+  end
+  call('ZREM', key, id)
+  if not spec then return end
+  local grant, gone = NO_GRANT, nil
+  if r then
+    grant = run_grant(r)
+    gone = call('HDEL', run, id) == 1
+    if gone then count('running', -1) end
+  else
+    gone = unplace(id, at.due, at.lane)
+    if gone then count('pending', -1) end
+  end
+  if gone then
+    finish(id, spec, 'X', grant == NO_GRANT and at.fence or sub(grant, 1, 8))
+    count('expired', 1)
+    rares[#rares + 1] = rare(id, grant, 'X', 0, 'its total time-out passed')
+  end
+end
 local urgent, normal = {}, {}
 for _, name in ipairs(names) do
   local kind = sub(name, 1, 1)
   if kind == 't' then
     local key = P .. 'timer:' .. sub(name, 2)
-    for _, id in ipairs(call('ZRANGE', key, '-inf', lnow, 'BYSCORE', 'LIMIT', 0, 50)) do
-      call('ZREM', key, id)
-      local spec = call('HGET', P .. 'task:' .. home(id), id)
-      if spec then
-        local r = call('HGET', run, id)
-        local grant, gone = NO_GRANT, nil
-        if r then
-          grant = run_grant(r)
-          gone = call('HDEL', run, id) == 1
-          if gone then count('running', -1) end
-        else
-          local at = at_of(id, spec)
-          gone = unplace(id, at.due, at.lane)
-          if gone then count('pending', -1) end
-        end
-        if gone then
-          finish(id, spec, 'X', grant == NO_GRANT and '00000000' or sub(grant, 1, 8))
-          count('expired', 1)
-          rares[#rares + 1] = rare(id, grant, 'X', 0, 'its total time-out passed')
-        end
-      end
-    end
+    safely(need, 'zset', 'timer:' .. sub(name, 2))
+    for _, id in ipairs(call('ZRANGE', key, '-inf', lnow, 'BYSCORE', 'LIMIT', 0, 50)) do safely(expire, key, id) end
     if call('EXISTS', key) == 0 then call('ZREM', agenda, name) end
   elseif kind == 'k' then
+    safely(need, 'string', 'keyend:' .. sub(name, 2))
     local key, field = P .. 'keyend:' .. sub(name, 2), 'at' .. name
     local off = tonumber(call('HGET', KEYS[1], field) or 0)
     local piece, i, n = call('GETRANGE', key, off, off + 65535), 1, 0
@@ -207,6 +237,7 @@ for _, name in ipairs(names) do
       local len = tonumber(sub(piece, i + 2, i + 5))
       if i + 5 + len > #piece then break end
       local keys, k = P .. 'keys:' .. tonumber(sub(piece, i, i + 1)), sub(piece, i + 6, i + 5 + len)
+      safely(need, 'hash', sub(keys, #P + 1))
       local v = call('HGET', keys, k)
       if v and sub(v, 17, 17) == 'E' and tonumber(sub(v, 18, 30)) <= now then call('HDEL', keys, k) end
       i, n = i + 6 + len, n + 1
@@ -225,16 +256,15 @@ local sets = urgent
 for _, name in ipairs(normal) do sets[#sets + 1] = name end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
-local ten = floor(now / 10000)
-local oldest = tonumber(meta[10] or ten)
-for _ = 1, 8 do
-  if oldest > ten - 12 then break end
-  local key = P .. 'recent:' .. format('%.0f', oldest)
-  if oldest > ten - 90 and call('STRLEN', key) <= 53770 then break end
-  call('UNLINK', key)
-  oldest = oldest + 1
+local ten, olden = recent_ten(), {}
+for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
+  if tonumber(t) > ten - 90 and safely(need, 'string', 'recent:' .. t) <= 53770 then break end
+  olden[#olden + 1] = P .. 'recent:' .. t
 end
-if oldest ~= tonumber(meta[10] or -1) then call('HSET', KEYS[1], 'recent', format('%.0f', oldest)) end
+if #olden > 0 then
+  call('UNLINK', unpack(olden))
+  call('ZREMRANGEBYRANK', P .. 'recents', 0, #olden - 1)
+end
 local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
 local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
 if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
@@ -276,6 +306,7 @@ local function look(timed)
     local cap = math.ceil(budget / left)
     left = left - 1
     if cap > 0 then
+      safely(need, 'zset', 'due:' .. name)
       local key, got = P .. 'due:' .. name, nil
       if timed then got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
       else got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap) end
@@ -368,6 +399,7 @@ if straight then
 else
   look(true)
   -- Ripen: what was read moves into its lane. The due set gives it up after the lane has it.
+  for _, l in ipairs(order) do safely(need, 'zset', 'ready:' .. l.lane) end
   for _, l in ipairs(order) do
     local added, key = 0, P .. 'ready:' .. l.lane
     for i = 1, 2 * l.n, 4000 do
@@ -393,12 +425,16 @@ else
     local ring = {}
     for _, lane in ipairs(call('ZRANGE', P .. 'ring:' .. p, 0, LANES - 1)) do
       local l = lanes[lane] or { lane = lane, group = sub(lane, 1, 3), level = p, n = 0 }
-      l.size = call('ZCARD', P .. 'ready:' .. lane)
+      l.all = call('ZCARD', P .. 'ready:' .. lane)
+      -- After a leap back some of what was ripe is not.
+      l.size = now < clock and call('ZCOUNT', P .. 'ready:' .. lane, '-inf', now) or l.all
       l.used = 0
-      if l.size == 0 then call('ZREM', P .. 'ring:' .. p, lane)
+      if l.all == 0 then call('ZREM', P .. 'ring:' .. p, lane)
       elseif quota(l) < 0 then
         call('ZREM', P .. 'ring:' .. p, lane)
         call('SADD', P .. 'parked', lane)
+      elseif l.size == 0 then
+        -- nothing ripe in it now
       elseif quota(l) > 0 then ring[#ring + 1] = l
       else backlog = backlog + l.size end
     end
@@ -417,6 +453,7 @@ else
     if n <= 0 or full then return 0 end
     local key, got = P .. 'ready:' .. l.lane, nil
     local b = bound[l.lane]
+    if now < clock and not (b and b < now) then b = now end
     if b then got = call('ZRANGE', key, '-inf', b, 'BYSCORE', 'LIMIT', l.used, n)
     else got = call('ZRANGE', key, l.used, l.used + n - 1) end
     local m, lane = 0, l.lane
@@ -493,6 +530,7 @@ if n > 0 then
     if sub(id, 1, 5) ~= first_home then same = false end
   end
   if same then
+    safely(need, 'hash', 'task:' .. home(first_home))
     specs = call('HMGET', P .. 'task:' .. home(first_home), unpack(ids))
   else
     local by = {}
@@ -508,12 +546,14 @@ if n > 0 then
       b.n, b.ids[k], b.at[k] = k, ids[i], i
     end
     for m, b in pairs(by) do
+      safely(need, 'hash', 'task:' .. home(m))
       local found = call('HMGET', P .. 'task:' .. home(m), unpack(b.ids))
       for j, i in ipairs(b.at) do specs[i] = found[j] end
     end
   end
   local ats = call('EXISTS', P .. 'at') == 1 and call('HMGET', P .. 'at', unpack(ids)) or {}
   local deadline = lnow + dispatch_ms
+  safely(need, 'string', lease_name(deadline))
   local dl = format('%013.0f', deadline)
   local first_grant = '00000001' .. nonce
   -- Tasks at home with the same flags and lane have the same record, so it is made once.
@@ -564,29 +604,26 @@ if n > 0 then
   end
   if g > 0 then
     call('HSET', run, unpack(hset))
-    local leases = table.concat(granted)
-    call('APPEND', lease_key(deadline), leases)
+    local list = table.concat(granted)
+    lease_add(lease_name(deadline), list)
     call('SET', P .. 'last:' .. pod, ARGV[4] .. nonce)
-    call('APPEND', P .. 'last:' .. pod, leases)
+    call('APPEND', P .. 'last:' .. pod, list)
     count('running', g)
-    if f > 0 then emit('g', pod, f == g and leases or table.concat(firsts), first_grant) end
+    if f > 0 then emit('g', pod, f == g and list or table.concat(firsts), first_grant) end
     if #records > 0 then emit('c', pod, table.concat(records)) end
   end
   count('pending', -n)
   for _, l in ipairs(from_lane) do
     call('ZREMRANGEBYRANK', P .. 'ready:' .. l.lane, 0, l.used - 1)
     count('ready', -l.used)
-    if l.used >= l.size then call('ZREM', P .. 'ring:' .. l.level, l.lane) end
+    if l.used >= l.all then call('ZREM', P .. 'ring:' .. l.level, l.lane) end
   end
   for _, t in ipairs(taken) do
     call('ZREMRANGEBYRANK', P .. 'due:' .. t.name, 0, t.n - 1)
     if call('EXISTS', P .. 'due:' .. t.name) == 0 then call('ZREM', agenda, t.name) end
   end
 end
-for name, d in pairs(delta) do
-  if d ~= 0 then call('HINCRBY', counts, name, d) end
-end
-if #rares > 0 then emit('v', pod, table.concat(rares)) end
+flush()
 
 -- 7. When to come again: at once while something ripe is left, else at the next due time.
 local next_due = -1

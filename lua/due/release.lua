@@ -7,17 +7,28 @@
 -- events  handed back, cancelled
 -- memory  allow-oom
 local who, run, counts = ARGV[2], P .. 'run', P .. 'counts'
-call('XLEN', P .. 'events') call('HLEN', counts)
+need('stream', 'events')
+need_all('hash', 'counts', 'run', 'at', 'tries')
+need('zset', 'agenda')
 local ids, letters, rares, pending, cancelled, gone, seen = {}, {}, {}, 0, 0, 0, {}
 for i = 1, #ARGV - 3 do ids[i] = sub(ARGV[i + 3], 1, 16) end
 if #ids == 0 then return { 'OK', stamp, '' } end
-local found = call('HMGET', run, unpack(ids))
+local found, specs = call('HMGET', run, unpack(ids)), {}
+for i, id in ipairs(ids) do
+  local r = found[i]
+  if r and run_grant(r) == sub(ARGV[i + 3], 17, 34) then
+    local spec = call('HGET', P .. 'task:' .. home(id), id)
+    specs[i] = spec
+    if spec and run_cancelled(r) then need_end(id, spec)
+    elseif spec then need_back(id, spec) end
+  end
+end
 for i, id in ipairs(ids) do
   local r = found[i]
   letters[i] = 'Z'
   if r and not seen[id] and run_grant(r) == sub(ARGV[i + 3], 17, 34) then
     seen[id] = true
-    local spec, grant = call('HGET', P .. 'task:' .. home(id), id), run_grant(r)
+    local spec, grant = specs[i], run_grant(r)
     if not spec then
       call('HDEL', run, id)
       gone = gone + 1

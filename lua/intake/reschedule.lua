@@ -6,14 +6,20 @@
 -- bound   one task
 -- events  moved
 -- memory  refused when full
-call('XLEN', P .. 'events')
+need('stream', 'events')
+need_all('hash', 'run', 'at')
+need_all('zset', 'agenda', 'dead')
+need('set', 'parked')
+need_all('hash', 'lock', 'counts')
 local id, due = ARGV[3], tonumber(ARGV[4])
 local state, spec, at = find(id)
 if state == 'P' then
+  need_place(id, at.due, at.lane)
+  need_due(id, due, at.lane)
   unplace(id, at.due, at.lane)
   call('HSET', P .. 'at', id, at_make(due, at.lane, at.fence, at.failures, at.losses, at.edits < 255 and at.edits + 1 or 255))
   due_put(id, due, at.lane)
   emit('v', ARGV[2], rare(id, NO_GRANT, 'M', due, 'rescheduled'))
   wake(due)
 end
-return { 'OK', stamp, state }
+return { 'OK', stamp, state == '?' and outcome(id) or state }

@@ -13,7 +13,9 @@
 local meta = call('HMGET', KEYS[1], 'closed', 'maxspec', 'v')
 if ARGV[3] == '1' and meta[1] then return { 'SPREAD_CHANGED', stamp } end
 local agenda, counts = P .. 'agenda', P .. 'counts'
-call('ZCARD', agenda) call('XLEN', P .. 'events') call('HLEN', counts) call('HLEN', P .. 'lock')
+need('zset', 'agenda')
+need('stream', 'events')
+need_all('hash', 'counts', 'lock')
 
 -- Where each row stands in ARGV.
 local groups, at, total = {}, 9, 0
@@ -42,21 +44,23 @@ end
 local shards, keyed = {}, {}
 for s = 1, tonumber(ARGV[7]) do
   local n = tonumber(ARGV[at + 1])
+  need('hash', 'keys:' .. ARGV[at])
   local shard = { key = P .. 'keys:' .. ARGV[at], n = n, at = at + 2 }
   local found, seen = call('HMGET', shard.key, unpack(ARGV, at + 2, at + 1 + n)), {}
   for i = 1, n do
     local row, key, v = tonumber(ARGV[at + 1 + n + i]), ARGV[at + 1 + i], found[i]
-    keyed[row] = true
     local own = ARGV[spec_at(row)]
-    if seen[key] then
-      refuse(row, 'DUPLICATE', seen[key])
-    elseif v then
+    -- A key still stands for as long as its window after the first sending, which came before the end.
+    keyed[row] = ARGV[2] ~= '' and spec_options(ARGV[spec_at(row) + 1]).window or nil
+    local first = seen[key]
+    if not first and v then
       local id, state = sub(v, 1, 16), sub(v, 17, 17)
       local stands = (state == 'E' and tonumber(sub(v, 18, 30)) > now)
         or (state == 'L' and call('HEXISTS', P .. 'task:' .. home(id), id) == 1)
-      if stands then refuse(row, 'DUPLICATE', id) end
+      if stands then first = id end
     end
-    seen[key] = seen[key] or own
+    if first then refuse(row, 'DUPLICATE', first) end
+    seen[key] = first or own
   end
   shards[s] = shard
   at = at + 2 + 2 * n
@@ -64,36 +68,34 @@ end
 
 -- Sent again after a lost reply: what is known stays as it is.
 if ARGV[2] ~= '' then
-  local age, recents = tonumber(ARGV[2]), nil
+  local age, gone, unknown, n = tonumber(ARGV[2]), {}, {}, 0
   for _, g in ipairs(groups) do
     local ids = {}
     for i = 1, g.n do ids[i] = ARGV[g.spec + 2 * i - 2] end
+    need('hash', 'task:' .. g.minute)
     local known = call('HMGET', P .. 'task:' .. g.minute, unpack(ids))
     for i = 1, g.n do
       local row = g.first + i
       if not (skip and skip[row]) then
-        local had = known[i]
-        if not had then
-          if not recents then
-            recents = {}
-            local ten = floor(now / 10000)
-            for t = ten - floor(age / 10000) - 2, ten do
-              if ten - t <= 90 then recents[#recents + 1] = call('GET', P .. 'recent:' .. format('%.0f', t)) or '' end
-            end
-          end
-          for _, r in ipairs(recents) do
-            if string.find(r, ids[i], 1, true) then had = true break end
-          end
+        if known[i] then refuse(row, 'DUPLICATE', ids[i])
+        else
+          gone[ids[i]] = true
+          n = n + 1
+          unknown[n] = row
         end
-        if had then refuse(row, 'DUPLICATE', ids[i])
-        elseif age > 120000 and not keyed[row] then refuse(row, 'FATE_UNKNOWN', ids[i]) end
       end
     end
   end
+  local hits = recall(gone, n, floor(age / 10000) + 2)
+  for _, row in ipairs(unknown) do
+    local id = ARGV[spec_at(row)]
+    if hits[id] then refuse(row, 'DUPLICATE', id)
+    elseif age > 120000 and age > (keyed[row] or 0) then refuse(row, 'FATE_UNKNOWN', id) end
+  end
 end
 
--- All rows of a group are new as a rule: then whole stretches of ARGV go to Redis as they stand.
-local created, records = 0, {}
+-- Where all of it goes. All rows of a group are new as a rule: then whole stretches of ARGV go to Redis as they stand.
+local plans, created, records = {}, 0, {}
 for _, g in ipairs(groups) do
   local due, spec, n, events = nil, nil, g.n, g.events
   if skip then
@@ -109,40 +111,52 @@ for _, g in ipairs(groups) do
     events = table.concat(events)
   end
   if n > 0 then
-    local base = P .. 'due:' .. g.base
-    local size = call('ZCARD', base)
-    if due then call('HSET', P .. 'task:' .. g.minute, unpack(spec))
-    else call('HSET', P .. 'task:' .. g.minute, unpack(ARGV, g.spec, g.spec + 2 * n - 1)) end
-    if size < SPLIT then
-      if due then call('ZADD', base, unpack(due))
-      else call('ZADD', base, unpack(ARGV, g.due, g.due + 2 * n - 1)) end
-      if size == 0 then call('ZADD', agenda, g.minute, g.base) end
-    else
-      local sets, names = {}, {}
+    need('hash', 'task:' .. g.minute)
+    local plan = { g = g, n = n, due = due, spec = spec, whole = need('zset', 'due:' .. g.base) < SPLIT }
+    if not plan.whole then
+      plan.sets, plan.order = {}, {}
       for i = 1, n do
         local score = due and due[2 * i - 1] or ARGV[g.due + 2 * i - 2]
         local member = due and due[2 * i] or ARGV[g.due + 2 * i - 1]
-        local second = due_second(g.base, tonumber(score))
-        if names[second] == nil then names[second] = call('ZCARD', P .. 'due:' .. second) < SPLIT end
-        local name = names[second] and second or due_fine(second, member)
-        local set = sets[name]
+        local name = due_second(g.base, tonumber(score))
+        if need('zset', 'due:' .. name) >= SPLIT then
+          name = due_fine(name, member)
+          need('zset', 'due:' .. name)
+        end
+        local set = plan.sets[name]
         if not set then
           set = {}
-          sets[name] = set
+          plan.sets[name] = set
+          plan.order[#plan.order + 1] = name
         end
         set[#set + 1] = score
         set[#set + 1] = member
       end
-      for name, set in pairs(sets) do
-        call('ZADD', P .. 'due:' .. name, unpack(set))
-        call('ZADD', agenda, g.minute, name)
-      end
     end
+    plans[#plans + 1] = plan
     created = created + n
     records[#records + 1] = events
   end
 end
 if created == 0 then return answers end
+for i = 1, tonumber(ARGV[8]) do need('zset', 'timer:' .. ARGV[at + 3 * i - 2]) end
+
+for _, plan in ipairs(plans) do
+  local g, n = plan.g, plan.n
+  if plan.spec then call('HSET', P .. 'task:' .. g.minute, unpack(plan.spec))
+  else call('HSET', P .. 'task:' .. g.minute, unpack(ARGV, g.spec, g.spec + 2 * n - 1)) end
+  if plan.whole then
+    local base = P .. 'due:' .. g.base
+    if plan.due then call('ZADD', base, unpack(plan.due))
+    else call('ZADD', base, unpack(ARGV, g.due, g.due + 2 * n - 1)) end
+    if needed['due:' .. g.base] == 0 then call('ZADD', agenda, g.minute, g.base) end
+  else
+    for _, name in ipairs(plan.order) do
+      call('ZADD', P .. 'due:' .. name, unpack(plan.sets[name]))
+      call('ZADD', agenda, g.minute, name)
+    end
+  end
+end
 for _, shard in ipairs(shards) do
   local pairs_, n = {}, 0
   for i = 1, shard.n do

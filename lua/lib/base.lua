@@ -11,3 +11,12 @@ else
   stamp = t[1] .. format('%06d', t[2])
 end
 local now13 = format('%013.0f', now)
+-- The clock of leases, timers and what is remembered: it never runs backwards.
+local lease_now
+local function lease_clock()
+  if not lease_now then
+    local seen = tonumber(call('HGET', KEYS[1], 'clock') or 0)
+    lease_now = seen > now and seen or now
+  end
+  return lease_now
+end

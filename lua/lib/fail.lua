@@ -24,6 +24,27 @@ local function lane_of_tier(lane, failures)
   local d = level(lane) * 8 + (failures < 6 and failures or 6) + 1
   return sub(lane, 1, 3) .. sub(DIGITS, d, d)
 end
+local function failure_of(spec, at, final)
+  local failures = at.failures < 255 and at.failures + 1 or 255
+  return failures, final or failures > byte(spec, 9)
+end
+-- What a counted failure would write.
+local function need_fail(id, spec, final, after, chance)
+  local at = at_of(id, spec)
+  local failures, dies = failure_of(spec, at, final)
+  if dies then
+    need('hash', 'dead:' .. id)
+    need_end(id, spec)
+  else
+    need_due(id, now + (after or wait_ms(spec, failures, chance)), lane_of_tier(at.lane, failures))
+  end
+end
+-- What a hand-back would write.
+local function need_back(id, spec)
+  local at = at_of(id, spec)
+  need('zset', 'ready:' .. at.lane)
+  need('zset', 'ring:' .. level(at.lane))
+end
 -- Sets a running task back into its lane, uncounted; it goes to the front by its due time.
 local function hand_back(id, r, spec, losses)
   local at = at_of(id, spec)
@@ -49,8 +70,9 @@ end
 local function fail(id, r, spec, text, reason, final, after, chance)
   local at = at_of(id, spec)
   local history = tries_add(id, attempt(run_grant(r), run_holder(r), text))
-  at.failures = at.failures < 255 and at.failures + 1 or 255
-  if final or at.failures > byte(spec, 9) then
+  local dies
+  at.failures, dies = failure_of(spec, at, final)
+  if dies then
     bury(id, r, spec, at, reason, history)
     return 'D', 0
   end

@@ -1,6 +1,18 @@
 -- lib/finish: the end of a task: what must go, what is remembered.
--- Ids and outcomes of the last minutes: id 16, outcome 1, fence 8.
-local function remember(records) call('APPEND', P .. 'recent:' .. format('%.0f', floor(now / 10000)), records) end
+local function key_hour(o) return format('%.0f', floor((now + o.window) / 3600000) + 1) end
+-- What ending a task would write.
+local function need_end(id, spec)
+  need('hash', 'task:' .. home(id))
+  need_recent()
+  if byte(spec, 2) % 16 ~= 0 then
+    local o = spec_options(spec)
+    if o.key then
+      need('hash', 'keys:' .. o.shard)
+      need('string', 'keyend:' .. key_hour(o))
+    end
+    if o.deadline then need('zset', 'timer:' .. format('%.0f', floor(o.deadline / 60000))) end
+  end
+end
 -- Releases an idempotency key, or keeps it for its window.
 local function key_end(id, o)
   local keys = P .. 'keys:' .. o.shard
@@ -9,7 +21,7 @@ local function key_end(id, o)
   if o.window == 0 then call('HDEL', keys, o.key) return end
   local till = now + o.window
   call('HSET', keys, o.key, id .. 'E' .. format('%013.0f', till))
-  local hour = format('%.0f', floor(till / 3600000) + 1)
+  local hour = key_hour(o)
   call('APPEND', P .. 'keyend:' .. hour, format('%02d%04d', o.shard, #o.key) .. o.key)
   call('ZADD', P .. 'agenda', hour * 60, 'k' .. hour)
 end

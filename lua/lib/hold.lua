@@ -3,6 +3,8 @@
 -- Answers a letter a row (K held, C held but asked to cancel, Z stale) and its deadline.
 local function hold(first, move)
   local run, ids, lnow = P .. 'run', {}, lease_clock()
+  need('hash', 'run')
+  need('zset', 'leases')
   local n = #ARGV - first + 1
   local letters, deadlines = {}, {}
   if n == 0 then return letters, deadlines, {} end
@@ -18,15 +20,18 @@ local function hold(first, move)
         hset[#hset + 1] = ids[i]
         hset[#hset + 1] = new
         moved[#moved + 1] = sub(row, 1, 34)
-        deadlines[i] = deadline
-        local key = lease_key(deadline)
-        local l = leases[key]
-        if not l then
-          l = {}
-          leases[key] = l
-          named[#named + 1] = key
+        deadlines[i] = run_deadline(new)
+        -- A deadline that stays is named by its lease string already.
+        if deadlines[i] ~= run_deadline(r) then
+          local key = lease_name(deadlines[i])
+          local l = leases[key]
+          if not l then
+            l = {}
+            leases[key] = l
+            named[#named + 1] = key
+          end
+          l[#l + 1] = ids[i]
         end
-        l[#l + 1] = ids[i]
       else
         deadlines[i] = run_deadline(r)
       end
@@ -36,7 +41,8 @@ local function hold(first, move)
     end
   end
   if #hset > 0 then
-    for _, key in ipairs(named) do call('APPEND', key, table.concat(leases[key])) end
+    for _, key in ipairs(named) do need('string', key) end
+    for _, key in ipairs(named) do lease_add(key, table.concat(leases[key])) end
     call('HSET', run, unpack(hset))
   end
   return letters, deadlines, moved

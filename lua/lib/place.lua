@@ -11,6 +11,20 @@ local function due_name(id, due, lane)
   if call('ZCARD', P .. 'due:' .. name) < SPLIT then return name end
   return due_fine(name, id)
 end
+-- What putting a task into a due set would write.
+local function need_due(id, due, lane)
+  local base = due_base(format('%.0f', floor(due / 60000)), lane)
+  -- What this call itself adds may fill a set: the next ones are looked at a batch early.
+  if need('zset', 'due:' .. base) < SPLIT - 1000 then return end
+  local second = due_second(base, due)
+  if need('zset', 'due:' .. second) >= SPLIT - 1000 then need('zset', 'due:' .. due_fine(second, id)) end
+end
+-- What taking a task out of its place would look at and write.
+local function need_place(id, due, lane)
+  local base = due_base(format('%.0f', floor(due / 60000)), lane)
+  local second = due_second(base, due)
+  need_all('zset', 'due:' .. base, 'due:' .. second, 'due:' .. due_fine(second, id), 'ready:' .. lane, 'ring:' .. level(lane))
+end
 local function due_put(id, due, lane)
   local name = due_name(id, due, lane)
   call('ZADD', P .. 'due:' .. name, due, id .. lane)

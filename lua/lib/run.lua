@@ -9,9 +9,9 @@ local function run_grant(r) return sub(r, 17, 34) end
 local function run_losses(r) return tonumber(sub(r, 35, 36), 16) end
 local function run_lane(r) return sub(r, 37, 40) end
 local function run_holder(r) return sub(r, 41) end
--- The clock that leases and timers go by: it never runs backwards.
-local function lease_clock()
-  local seen = tonumber(call('HGET', KEYS[1], 'clock') or 0)
-  return seen > now and seen or now
+local function lease_name(deadline) return 'lease:' .. format('%.0f', floor(deadline / 1000) + 1) end
+local function lease_key(deadline) return P .. lease_name(deadline) end
+-- Notes ids in the string of a second, and the second where it is the first.
+local function lease_add(name, ids)
+  if call('APPEND', P .. name, ids) == #ids then call('ZADD', P .. 'leases', sub(name, 7), sub(name, 7)) end
 end
-local function lease_key(deadline) return P .. 'lease:' .. format('%.0f', floor(deadline / 1000) + 1) end

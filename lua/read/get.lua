@@ -10,6 +10,7 @@
 local id = ARGV[2]
 local state, spec = find(id)
 local dead = state == 'D' and call('HMGET', P .. 'dead:' .. id, 'reason', 'at', 'attempts') or {}
+if state == '?' then state = outcome(id) end
 local lane = spec and at_of(id, spec).lane
 return {
   'OK', stamp, state, spec or '', call('HGET', P .. 'at', id) or '', call('HGET', P .. 'run', id) or '',

@@ -1,7 +1,7 @@
 -- run/ack: outcomes of one executor's tasks are accepted, each once, under the current grant.
 -- moves   running -> succeeded | cancelled | pending (tried again) | dead
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
--- args    1 now_ms or ""  2 executor  3 "1" if sent again  4 chance 0..1  5 rows n  6 "1" if all are S or C as said, each once
+-- args    1 now_ms or ""  2 executor  3 "1" if sent again  4 chance 0..1  5 rows n  6 "1" if all are S, each once
 --         7 n × (id 16 + grant 18 + outcome 1 + lag 5 + took 5)  8 n × (id 16 + outcome 1 + fence 8)  9 n × lag bin 2
 --         10 number of runs  11 number of lag bins, then for each run: home minute, grant, rows; for each bin: bin, rows;
 --         then n × id, run by run; unless 6 is "1", n × text
@@ -17,8 +17,13 @@ local runs_at = 11
 local bins_at = runs_at + 3 * tonumber(args[10])
 local ids_at = bins_at + 2 * tonumber(args[11])
 local texts_at = ids_at + n
-local lag_key = P .. 'lag:' .. format('%.0f', floor(now / 60000))
-call('XLEN', P .. 'events') call('HLEN', counts) call('HLEN', lag_key)
+local lag_name = 'lag:' .. format('%.0f', floor(now / 60000))
+local lag_key = P .. lag_name
+need('stream', 'events')
+need_all('hash', 'counts', 'run', 'at', 'tries', lag_name)
+need_all('zset', 'agenda', 'dead')
+need_recent()
+for a = runs_at + 1, bins_at, 3 do need('hash', 'task:' .. args[a]) end
 local found = call('HMGET', run, unpack(args, ids_at + 1, ids_at + n))
 local function lags(bins, worst)
   local fresh
@@ -66,28 +71,42 @@ end
 
 local ids, letters, dues = {}, {}, {}
 for i = 1, n do ids[i] = args[ids_at + i] end
+local function row_of(i) return sub(ended_rows, 45 * i - 44, 45 * i) end
+local function said_of(i) return args[6] == '1' and '' or args[texts_at + i] end
+local function asked_after(said) return tonumber(sub(said, 1, 13)) end
+-- What would be written is looked at first; and in one go, what became of rows that are not current.
+local specs, past, n_past, hits = {}, {}, 0, {}
+for i = 1, n do
+  local row, said, r, id = row_of(i), said_of(i), found[i], ids[i]
+  local outcome = sub(row, 35, 35)
+  if not r or run_grant(r) ~= sub(row, 17, 34) then
+    if again and not past[id] then
+      past[id] = true
+      n_past = n_past + 1
+    end
+  elseif not (run_bits(r) == 0 and (outcome == 'S' or outcome == 'C' or run_cancelled(r))) then
+    local spec = call('HGET', P .. 'task:' .. home(id), id)
+    specs[i] = spec
+    if not spec then
+      -- dropped below
+    elseif outcome == 'S' or outcome == 'C' or run_cancelled(r) then need_end(id, spec)
+    elseif outcome == 'A' and sub(said, 14, 14) == '0' then need_due(id, now + asked_after(said), at_of(id, spec).lane)
+    else need_fail(id, spec, outcome == 'D', outcome == 'A' and asked_after(said) or nil, chance) end
+  end
+end
+if n_past > 0 then hits = recall(past, n_past, 12, 16777216) end
 local done, homes, away, ended, recent, rares = {}, {}, {}, {}, {}, {}
 local bins, worst, succeeded, cancelled, pending, dead = {}, '-----', 0, 0, 0, 0
 local gone = {}
 for i = 1, n do
-  local row, r, id = sub(ended_rows, 45 * i - 44, 45 * i), found[i], ids[i]
-  local outcome, said = sub(row, 35, 35), args[6] == '1' and '' or args[texts_at + i]
+  local row, said, r, id = row_of(i), said_of(i), found[i], ids[i]
+  local outcome = sub(row, 35, 35)
   if not r or gone[id] or run_grant(r) ~= sub(row, 17, 34) then
     letters[i] = 'Z'
     if again then
       local at = call('HGET', P .. 'at', id)
       if at and not r and sub(at, 18, 25) >= sub(row, 17, 24) then letters[i] = 'N'
-      else
-        local ten = floor(now / 10000)
-        for t = ten, ten - 12, -1 do
-          local old = call('GET', P .. 'recent:' .. format('%.0f', t))
-          local hit = old and string.find(old, id, 1, true)
-          if hit then
-            if sub(old, hit + 17, hit + 24) == sub(row, 17, 24) then letters[i] = 'N' end
-            break
-          end
-        end
-      end
+      elseif hits[id] and sub(hits[id], 2) == sub(row, 17, 24) then letters[i] = 'N' end
     end
   else
     gone[id] = true
@@ -110,7 +129,7 @@ for i = 1, n do
         recent[#recent + 1] = id .. final .. sub(row, 17, 24)
         done[#done + 1] = id
       else
-        local spec = call('HGET', P .. 'task:' .. home(id), id)
+        local spec = specs[i]
         if spec then finish(id, spec, final, sub(row, 17, 24)) end
         done[#done + 1] = id
       end
@@ -118,18 +137,16 @@ for i = 1, n do
       letters[i] = final
       if final == 'S' then succeeded = succeeded + 1 else cancelled = cancelled + 1 end
     else
-      local spec = call('HGET', P .. 'task:' .. home(id), id)
+      local spec = specs[i]
       if not spec then
         call('HDEL', run, id)
-        dead = dead + 0
         rares[#rares + 1] = rare(id, run_grant(r), 'F', 0, 'running without a spec: dropped')
         call('HINCRBY', counts, 'deleted', 1)
         letters[i] = 'Z'
-        pending = pending + 0
         away[#away + 1] = id
       elseif outcome == 'A' and sub(said, 14, 14) == '0' then
         local at = at_of(id, spec)
-        local due = now + tonumber(sub(said, 1, 13))
+        local due = now + asked_after(said)
         call('HSET', P .. 'at', id, at_make(due, at.lane, sub(row, 17, 24), at.failures, run_losses(r), at.edits))
         due_put(id, due, at.lane)
         call('HDEL', run, id)
@@ -139,7 +156,7 @@ for i = 1, n do
         rares[#rares + 1] = rare(id, run_grant(r), 'R', due, 'asked to be tried again, uncounted: ' .. sub(said, 15))
       else
         local text, after = said, nil
-        if outcome == 'A' then text, after = sub(said, 15), tonumber(sub(said, 1, 13)) end
+        if outcome == 'A' then text, after = sub(said, 15), asked_after(said) end
         local held = sub(r, 1, 40) .. who
         local to, due = fail(id, held, spec, text, outcome == 'D' and 'fatal' or 'handler_error', outcome == 'D', after, chance)
         letters[i] = to

@@ -6,7 +6,7 @@
 -- bound   rows <= batch_max_rows
 -- events  offered
 -- memory  allow-oom
-call('XLEN', P .. 'events')
+need('stream', 'events')
 local records = {}
 local letters, deadlines, moved = hold(3, function(r, _, row)
   if run_phase(r) == 'c' then

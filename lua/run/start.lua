@@ -7,7 +7,7 @@
 -- events  started
 -- memory  allow-oom
 local who = ARGV[2]
-call('XLEN', P .. 'events')
+need('stream', 'events')
 local letters, deadlines, moved = hold(3, function(r, deadline)
   return 's' .. sub(r, 2, 3) .. deadline .. sub(r, 17, 40) .. who
 end)

@@ -16,9 +16,9 @@ pub enum Output {
 }
 
 const AFTER: &str = "\
-Exit codes: 0 done, 1 failed (or done in part), 2 wrong use, 3 no such task, 4 Redis does not answer.
+Exit codes: 0 done, 1 failed or done in part, 2 wrong use, 3 no such task, 4 Redis is away.
 Settings come from --config files, the environment (MINUTEHAND_REDIS, MINUTEHAND_NAMESPACE,
-MINUTEHAND__SECTION__KEY) and flags, the last one holds: see `minutehand config show --origin`.";
+MINUTEHAND__SECTION__KEY) and flags; the last holds. `minutehand config show --origin` tells.";
 
 /// Schedules work that must start at a given time, in very large numbers.
 #[derive(Debug, Parser)]
@@ -78,6 +78,14 @@ pub enum Command {
     Cancel(IdArgs),
     /// Change when a task is due
     Reschedule(RescheduleArgs),
+    /// Tell a task's whole life, with causes
+    Trace(IdArgs),
+    /// Dead letters: list, show, redrive, delete
+    #[command(subcommand)]
+    Dead(DeadCommand),
+    /// Follow what happens, or check what happened
+    #[command(subcommand)]
+    Events(EventsCommand),
     /// Show counts, lag, pods, executors and Redis
     Status(StatusArgs),
     /// Look for damage in the data: exit code 1 if there is any
@@ -91,6 +99,112 @@ pub enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
+}
+
+/// What to do with dead letters.
+#[derive(Debug, Subcommand)]
+pub enum DeadCommand {
+    /// List dead letters, oldest first in each bucket
+    List(DeadWhich),
+    /// Show one, with its attempts
+    Show(IdArgs),
+    /// Set dead letters back to pending, with their history and fresh tries
+    #[command(after_help = "\
+Examples:
+  minutehand dead redrive ID
+  minutehand dead redrive --queue push.sms --reason 'gateway*' --rate 100/s --yes")]
+    Redrive {
+        /// Which
+        #[command(flatten)]
+        pick: DeadPick,
+        /// How fast they become due: 100/s, 30/m [default: all at once]
+        #[arg(long, value_name = "RATE")]
+        rate: Option<String>,
+    },
+    /// Remove dead letters for good
+    Delete {
+        /// Which
+        #[command(flatten)]
+        pick: DeadPick,
+    },
+}
+
+/// Which dead letters.
+#[derive(Debug, Args)]
+pub struct DeadWhich {
+    /// Of this queue
+    #[arg(long, value_name = "NAME")]
+    pub queue: Option<String>,
+    /// Dead for at least this long, such as 1h
+    #[arg(long, value_name = "TIME")]
+    pub older_than: Option<String>,
+    /// Reason or last error fits this pattern; * stands for anything
+    #[arg(long, value_name = "PATTERN")]
+    pub reason: Option<String>,
+    /// At most so many in a list
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub limit: usize,
+}
+
+/// Ids, or a filter.
+#[derive(Debug, Args)]
+pub struct DeadPick {
+    /// Ids of dead letters
+    #[arg(value_name = "ID")]
+    pub ids: Vec<String>,
+    /// Or all that fit
+    #[command(flatten)]
+    pub which: DeadWhich,
+    /// Every dead letter
+    #[arg(long)]
+    pub all: bool,
+    /// Do it for all that fit
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// What to do with events.
+#[derive(Debug, Subcommand)]
+pub enum EventsCommand {
+    /// Print events as they happen
+    Tail(TailArgs),
+    /// Feed events through the table of states and report every illegal step; exit code 1 if there is one
+    #[command(after_help = "\
+Examples:
+  minutehand events replay
+  minutehand events tail --from-start --once --output json > events.ndjson
+  minutehand events replay events.ndjson --must-end")]
+    Replay(ReplayArgs),
+}
+
+/// Options of `events tail`.
+#[derive(Debug, Args)]
+pub struct TailArgs {
+    /// Only of tasks of this queue that still exist
+    #[arg(long, value_name = "NAME")]
+    pub queue: Option<String>,
+    /// Only of this type: submitted, claimed, started, succeeded, retried, died, …
+    #[arg(long = "type", value_name = "TYPE")]
+    pub kind: Option<String>,
+    /// Begin with the oldest that is kept
+    #[arg(long)]
+    pub from_start: bool,
+    /// End when there is nothing more
+    #[arg(long)]
+    pub once: bool,
+}
+
+/// Options of `events replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// One event a line, as `events tail --output json` prints them; - for stdin [default: those in Redis]
+    pub file: Option<String>,
+    /// Tasks that have not ended are faults
+    #[arg(long)]
+    pub must_end: bool,
+    /// The file begins where events were trimmed: tasks may begin anywhere
+    #[arg(long)]
+    pub trimmed: bool,
 }
 
 /// Options of `dev`.
@@ -138,9 +252,6 @@ pub struct ServeArgs {
     /// Where HTTP is answered: /metrics, /healthz, /readyz [default: 127.0.0.1:8700]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<String>,
-    /// Name shown in status [default: host and process id]
-    #[arg(long)]
-    pub name: Option<String>,
 }
 
 /// Options of `work`.
@@ -172,22 +283,19 @@ pub struct WorkArgs {
     /// Label this executor offers, such as gpu or zone=a; may be given several times
     #[arg(long, value_name = "LABEL")]
     pub label: Vec<String>,
-    /// Name shown in status [default: host and process id]
+    /// Name shown in status [default: the host's]
     #[arg(long)]
     pub name: Option<String>,
-    /// End a task that runs longer, such as 30s
-    #[arg(long, value_name = "TIME")]
-    pub timeout: Option<String>,
 }
 
 /// When a task is due.
 #[derive(Debug, Clone, Default, Args)]
 pub struct DueArgs {
     /// Due this long after now by Redis's clock, such as 10s, 5m or 1h30m
-    #[arg(long = "in", value_name = "TIME", conflicts_with = "at")]
+    #[arg(long = "in", value_name = "TIME", conflicts_with = "at", allow_hyphen_values = true)]
     pub wait: Option<String>,
     /// Due at this instant, such as 2026-12-24T18:00:00+01:00; one in the past is due at once
-    #[arg(long, value_name = "RFC3339")]
+    #[arg(long, value_name = "RFC3339", allow_hyphen_values = true)]
     pub at: Option<String>,
 }
 
@@ -209,7 +317,7 @@ pub struct SubmitArgs {
     #[arg(long, default_value = "P3", value_name = "P0-P5")]
     pub priority: String,
     /// Idempotency key: a second task with the same key is not created, the first one's id is printed
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     pub key: Option<String>,
     /// Tries after the first one, 0 to 254 [default: 2]
     #[arg(long, value_name = "N")]
@@ -229,16 +337,17 @@ pub struct SubmitArgs {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("queues").required(true).args(["queue", "queue_column"]))]
 #[command(after_help = "\
-Columns that are neither due, queue, key nor priority become the payload: a msgpack map. Values of CSV
-are strings; those of NDJSON keep their types. gzip is unpacked wherever it is found.
+Columns that are neither due, queue, key nor priority become the payload, a msgpack map.
+Values of CSV are strings; those of NDJSON keep their types. gzip is unpacked where it is found.
 
-Due times are RFC 3339, local times in --tz (one that the clock leaves out is the first instant after
-the gap, one that it shows twice is the first of the two), or whole numbers: 10 digits are seconds
-since 1970, 13 are milliseconds. Times in the past are due at once.
+Due times are RFC 3339, local times in --tz, or whole numbers: 10 digits are seconds since 1970,
+13 are milliseconds. A local time that the clock leaves out means the first instant after the
+gap; one that it shows twice, the first of the two. Times in the past are due at once.
 
-With --key, importing a file again makes no task twice, also after a crash, with --strict or --rebase.
+With --key, a file that is imported again makes no task twice: also after a crash, and with
+--rebase.
 
-Exit code 1 if a row was bad: the others went in, unless --strict said otherwise.
+Exit code 1 if a row was bad; the good ones went in, but with --strict none did.
 
 Examples:
   minutehand import plan.csv --due send_at --tz Europe/Berlin --queue push --key id
@@ -363,7 +472,8 @@ impl Command {
             Self::Work(WorkArgs { slots, .. }) => {
                 flag("--slots", "executor.slots", slots.map(|n| n.to_string())).into_iter().collect()
             }
-            Self::Submit(SubmitArgs { retries, backoff, .. }) | Self::Import(ImportArgs { retries, backoff, .. }) => [
+            Self::Submit(SubmitArgs { retries, backoff, .. })
+            | Self::Import(ImportArgs { retries, backoff, .. }) => [
                 flag("--retries", "defaults.retries", retries.map(|n| n.to_string())),
                 flag("--backoff", "defaults.backoff", backoff.clone()),
             ]
@@ -440,10 +550,12 @@ mod tests {
 
     #[test]
     fn flags_name_the_settings_they_set() {
-        let cli = parse("minutehand submit --queue q --retries 3 --redis redis://h --log-format json").unwrap();
-        let keys: Vec<_> = cli.global.flags().into_iter().chain(cli.command.flags()).map(|f| (f.key, f.value)).collect();
-        let expected =
-            [("redis.url", "redis://h"), ("log.format", "json"), ("defaults.retries", "3")].map(|(k, v)| (k, v.to_owned()));
+        let cli =
+            parse("minutehand submit --queue q --retries 3 --redis redis://h --log-format json").unwrap();
+        let keys: Vec<_> =
+            cli.global.flags().into_iter().chain(cli.command.flags()).map(|f| (f.key, f.value)).collect();
+        let expected = [("redis.url", "redis://h"), ("log.format", "json"), ("defaults.retries", "3")]
+            .map(|(k, v)| (k, v.to_owned()));
         assert_eq!(keys, expected);
     }
 }

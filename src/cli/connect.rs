@@ -65,7 +65,8 @@ pub fn retry(settings: &Settings) -> Result<Retry, CliError> {
 /// Who acts, for a task's history: the user and the machine.
 pub fn who() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_default();
-    let user: String = user.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).take(24).collect();
+    let user: String =
+        user.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).take(24).collect();
     if user.is_empty() { "cli".to_owned() } else { format!("cli:{user}") }
 }
 
@@ -114,7 +115,10 @@ mod tests {
         let late = StoreError::Timeout { script: "get", timeout_ms: 5 };
         assert_eq!(CliError::from(late).exit, Exit::Unreachable);
         let bad = CliError::from(StoreError::BadUrl { what: "has no scheme".into() });
-        assert_eq!((bad.exit, bad.field.as_deref(), bad.message.as_str()), (Exit::Usage, Some("redis.url"), "has no scheme"));
+        assert_eq!(
+            (bad.exit, bad.field.as_deref(), bad.message.as_str()),
+            (Exit::Usage, Some("redis.url"), "has no scheme")
+        );
         let id = crate::model::TaskId::new(crate::model::Minute(1), crate::model::Bucket::default(), 1);
         assert_eq!(CliError::from(ClientError::NotFound(id)).exit, Exit::NotFound);
         assert_eq!(CliError::from(StoreError::Closed).exit, Exit::Failed);
@@ -130,7 +134,10 @@ mod tests {
         loaded.redis.password_file = path.clone();
         let found = settings(&loaded).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert_eq!((found.url.as_str(), found.username.as_deref(), found.password.as_deref()), ("redis://h:1", Some("u"), Some("pw")));
+        assert_eq!(
+            (found.url.as_str(), found.username.as_deref(), found.password.as_deref()),
+            ("redis://h:1", Some("u"), Some("pw"))
+        );
         assert_eq!((found.call_timeout_ms, found.connect_timeout_ms, found.ca_file), (2_000, 500, None));
         loaded.redis.password_file = PathBuf::from("/nowhere");
         assert_eq!(settings(&loaded).unwrap_err().field.as_deref(), Some("redis.password_file"));

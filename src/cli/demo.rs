@@ -87,11 +87,18 @@ async fn play(
         }
     };
     let open = async || -> Result<Space, CliError> {
-        let store = Store::connect(ConnectSettings { url: server.url(), ..ConnectSettings::default() }).await?;
+        let store =
+            Store::connect(ConnectSettings { url: server.url(), ..ConnectSettings::default() }).await?;
         Ok(Space::open(store, Namespace::new("demo")?).await?)
     };
     let binary = server.binary();
-    say(format!("a private {} {}, {} pods, {} executors", if binary.valkey { "valkey" } else { "redis" }, binary.version, args.pods, args.executors));
+    say(format!(
+        "a private {} {}, {} pods, {} executors",
+        if binary.valkey { "valkey" } else { "redis" },
+        binary.version,
+        args.pods,
+        args.executors
+    ));
 
     let ledger = Ledger::default();
     let (pods_stop, executors_stop) = (CancellationToken::new(), CancellationToken::new());
@@ -102,7 +109,7 @@ async fn play(
     for number in 1..=args.executors {
         let ledger = Arc::clone(&ledger);
         let executor = Executor::builder(open().await?)
-            .name(&format!("push-{number}"))
+            .name(format!("push-{number}"))
             .slots(32)
             .handle(QUEUE, move |task, _context| {
                 let ledger = Arc::clone(&ledger);
@@ -132,14 +139,14 @@ async fn play(
     let input = Input::of_bytes("flights-2013-11-27.csv", FLIGHTS.as_bytes(), Format::Csv)?;
     let survey = import::survey(&input, &plan)?;
     let mut progress = Progress::new(true, None, Arc::default());
-    let (loaded, result) = import::run(input, plan, ClientSink::new(client.clone(), Retry::default()), &mut progress).await;
+    let (loaded, result) =
+        import::run(input, plan, ClientSink::new(client.clone(), Retry::default()), &mut progress).await;
     result?;
     let ends = survey.timeline.ends().map_or(now, |(_, last)| last);
     say(format!(
-        "{} pushes of 27 November 2013 loaded in {:.0} ms; {} of plan in {} s\n",
+        "{} pushes of 27 November 2013 loaded in {:.0} ms; their 19 hours take {} s\n",
         grouped(loaded.created),
         loaded.seconds * 1_000.0,
-        "19 hours",
         (ends.0 - now.0) / 1_000
     ));
 
@@ -210,7 +217,9 @@ impl Screen {
         let people = output == Output::Table;
         let bar = (people && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(tasks);
-            if let Ok(style) = ProgressStyle::with_template("{prefix}  {bar:40}  {pos:>5}/{len}\n       {msg}") {
+            if let Ok(style) =
+                ProgressStyle::with_template("{prefix}  {bar:40}  {pos:>5}/{len}\n       {msg}")
+            {
                 bar.set_style(style.progress_chars("━╸ "));
             }
             bar

@@ -2,8 +2,8 @@
 
 use super::args::{DevArgs, Output};
 use super::error::CliError;
-use super::{render, serve, signal};
 use super::error::Exit;
+use super::{render, serve, signal};
 use crate::dev::redis::{DevError, Fsync, PrivateServer, ServerOptions};
 use crate::model::Namespace;
 use crate::settings::Loaded;
@@ -58,7 +58,11 @@ pub async fn run(args: &DevArgs, loaded: &Loaded, output: Output) -> Result<Exit
     let namespace = Namespace::new(&settings.namespace)?;
     let dir = args.data.clone().unwrap_or_else(|| PathBuf::from(DATA_DIR));
     if let Some(running) = alive(&dir.join(FOUND_FILE)) {
-        let message = format!("a `minutehand dev` runs in {} already, its HTTP port is {}", dir.display(), running.http);
+        let message = format!(
+            "a `minutehand dev` runs in {} already, its HTTP port is {}",
+            dir.display(),
+            running.http
+        );
         return Err(CliError::failed(message).hint("--data DIR starts another one beside it"));
     }
     let stop = signal::stop()?;
@@ -95,7 +99,9 @@ pub async fn run(args: &DevArgs, loaded: &Loaded, output: Output) -> Result<Exit
     let result = served.run(settings, stop).await;
     for file in files {
         // Only our own: another `dev` may have put its place there since.
-        if std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Found>(&text).ok()).as_ref() == Some(&found) {
+        if std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Found>(&text).ok()).as_ref()
+            == Some(&found)
+        {
             let _ = std::fs::remove_file(&file);
         }
     }
@@ -109,7 +115,8 @@ fn publish(dir: &Path, found: &Found) -> Vec<PathBuf> {
     files.push(dir.join(FOUND_FILE));
     let text = serde_json::to_vec(found).unwrap_or_default();
     files.retain(|file| {
-        let written = file.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| std::fs::write(file, &text));
+        let written =
+            file.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| std::fs::write(file, &text));
         match written {
             Ok(()) => true,
             Err(error) => {

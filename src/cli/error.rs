@@ -2,7 +2,7 @@
 
 use super::args::Output;
 use crate::model::FieldError;
-use crate::settings::SettingsError;
+use crate::settings::{Origin, SettingsError};
 use std::fmt;
 use std::process::ExitCode;
 
@@ -62,7 +62,13 @@ impl CliError {
 
     /// A Redis that does not answer.
     pub fn unreachable(message: impl Into<String>) -> Self {
-        Self { exit: Exit::Unreachable, code: "redis_unreachable", field: None, message: message.into(), hint: None }
+        Self {
+            exit: Exit::Unreachable,
+            code: "redis_unreachable",
+            field: None,
+            message: message.into(),
+            hint: None,
+        }
     }
 
     /// The same with what to do next.
@@ -74,7 +80,8 @@ impl CliError {
 
     /// The object that `--output json` prints on stderr.
     pub fn to_json(&self) -> serde_json::Value {
-        let mut error = serde_json::json!({ "code": self.code, "field": self.field, "message": self.message });
+        let mut error =
+            serde_json::json!({ "code": self.code, "field": self.field, "message": self.message });
         if let (Some(hint), Some(error)) = (&self.hint, error.as_object_mut()) {
             error.insert("hint".to_owned(), hint.clone().into());
         }
@@ -120,8 +127,16 @@ impl From<FieldError> for CliError {
 
 impl From<SettingsError> for CliError {
     fn from(error: SettingsError) -> Self {
-        let message = format!("{} (from {})", error.detail, error.origin);
-        Self { exit: Exit::Usage, code: "setting", field: error.key, message, hint: None }
+        match error.origin {
+            // Who gave a flag knows it by that name.
+            Origin::Flag(flag) => {
+                Self { code: "setting", ..Self::usage(flag.trim_start_matches('-'), error.detail) }
+            }
+            origin => {
+                let message = format!("{} (from {origin})", error.detail);
+                Self { exit: Exit::Usage, code: "setting", field: error.key, message, hint: None }
+            }
+        }
     }
 }
 
@@ -132,13 +147,15 @@ mod tests {
 
     #[test]
     fn people_and_machines_get_the_same() {
-        let error = CliError::from(FieldError::new("queue", Reason::BadName, "`a b` has a space")).hint("try a-b");
+        let error =
+            CliError::from(FieldError::new("queue", Reason::BadName, "`a b` has a space")).hint("try a-b");
         assert_eq!(error.to_string(), "queue: `a b` has a space\n  try a-b");
         assert_eq!(
             error.to_json().to_string(),
             r#"{"error":{"code":"bad_name","field":"queue","hint":"try a-b","message":"`a b` has a space"}}"#
         );
-        let codes = [Exit::Ok, Exit::Failed, Exit::Usage, Exit::NotFound, Exit::Unreachable].map(|exit| exit as u8);
+        let codes =
+            [Exit::Ok, Exit::Failed, Exit::Usage, Exit::NotFound, Exit::Unreachable].map(|exit| exit as u8);
         assert_eq!(codes, [0, 1, 2, 3, 4]);
     }
 }

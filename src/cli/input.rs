@@ -23,7 +23,9 @@ pub enum When {
 pub fn when(args: &DueArgs) -> Result<When, FieldError> {
     match (&args.wait, &args.at) {
         (Some(wait), _) => parse_duration_ms("in", wait).map(When::In),
-        (None, Some(at)) => UnixMs::parse_rfc3339(at).map(When::At).map_err(|error| FieldError { field: "at", ..error }),
+        (None, Some(at)) => {
+            UnixMs::parse_rfc3339(at).map(When::At).map_err(|error| FieldError { field: "at", ..error })
+        }
         (None, None) => Ok(When::Now),
     }
 }
@@ -51,7 +53,10 @@ pub fn payload(text: &str) -> Result<Bytes, CliError> {
         },
     };
     if bytes.len() > limits::PAYLOAD_MAX_BYTES {
-        let detail = format!("has more than {} bytes: store large data elsewhere and send its address", limits::PAYLOAD_MAX_BYTES);
+        let detail = format!(
+            "has more than {} bytes: store large data elsewhere and send its address",
+            limits::PAYLOAD_MAX_BYTES
+        );
         return Err(FieldError::new("payload", Reason::TooLong, detail).into());
     }
     Ok(bytes.into())
@@ -63,10 +68,16 @@ mod tests {
 
     #[test]
     fn due_times_name_their_flag() {
-        let args = |wait: Option<&str>, at: Option<&str>| DueArgs { wait: wait.map(str::to_owned), at: at.map(str::to_owned) };
+        let args = |wait: Option<&str>, at: Option<&str>| DueArgs {
+            wait: wait.map(str::to_owned),
+            at: at.map(str::to_owned),
+        };
         assert_eq!(when(&args(None, None)), Ok(When::Now));
         assert_eq!(when(&args(Some("2147483648ms"), None)), Ok(When::In(2_147_483_648)));
-        assert_eq!(when(&args(None, Some("2026-12-24T18:00:00+01:00"))), Ok(When::At(UnixMs(1_798_131_600_000))));
+        assert_eq!(
+            when(&args(None, Some("2026-12-24T18:00:00+01:00"))),
+            Ok(When::At(UnixMs(1_798_131_600_000)))
+        );
         let code = |error: FieldError| (error.field, error.reason.code());
         assert_eq!(when(&args(Some("-1s"), None)).map_err(code), Err(("in", "out_of_range")));
         assert_eq!(when(&args(None, Some("soon"))).map_err(code), Err(("at", "invalid_type")));

@@ -2,11 +2,14 @@
 
 pub mod args;
 mod cancel;
+mod check;
 mod config;
 pub mod connect;
+mod dead;
 mod demo;
 pub mod dev;
 pub mod error;
+mod events;
 mod get;
 pub mod import;
 pub mod input;
@@ -28,7 +31,8 @@ use std::path::PathBuf;
 
 /// Reads the command line, does what it says, and gives the exit code.
 pub fn run(line: Vec<OsString>) -> Exit {
-    let cli = match Cli::command().try_get_matches_from(&line).and_then(|found| Cli::from_arg_matches(&found)) {
+    let cli = match Cli::command().try_get_matches_from(&line).and_then(|found| Cli::from_arg_matches(&found))
+    {
         Ok(cli) => cli,
         Err(error) => return refuse(&error, &line),
     };
@@ -105,8 +109,13 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Get(args) => get::run(args, loaded, output).await,
         Command::Cancel(args) => cancel::run(args, loaded, output).await,
         Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
+        Command::Trace(args) => events::trace(args, loaded, output).await,
+        Command::Dead(command) => dead::run(command, loaded, output).await,
+        Command::Events(command) => events::run(command, loaded, output).await,
         Command::Status(_) => status::run(loaded, output).await,
-        _ => Err(CliError::failed("this command is not built yet")),
+        Command::Check(_) => check::run(loaded, output).await,
+        // Done before a runtime was started.
+        Command::Config(_) | Command::Completions { .. } => Ok(Exit::Ok),
     }
 }
 

@@ -71,7 +71,9 @@ fn is_number(table: &Table, at: usize) -> bool {
     cells.peek().is_some()
         && cells.all(|cell| {
             let text = cell.content();
-            text == "-" || text.starts_with(|c: char| c.is_ascii_digit()) && text.chars().all(|c| c.is_ascii_digit() || c == ',')
+            text == "-"
+                || text.starts_with(|c: char| c.is_ascii_digit())
+                    && text.chars().all(|c| c.is_ascii_digit() || c == ',')
         })
 }
 
@@ -124,7 +126,8 @@ pub fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for part in bytes.chunks(3) {
-        let word = part.iter().enumerate().fold(0u32, |word, (at, byte)| word | (u32::from(*byte) << (16 - 8 * at)));
+        let word =
+            part.iter().enumerate().fold(0u32, |word, (at, byte)| word | (u32::from(*byte) << (16 - 8 * at)));
         for at in 0..4 {
             let digit = DIGITS[(word >> (18 - 6 * at)) as usize & 63];
             out.push(if at <= part.len() { char::from(digit) } else { '=' });
@@ -207,7 +210,11 @@ pub fn task(value: &Value) -> String {
 
 fn attempts(list: &[Value]) -> String {
     let line = |attempt: &Value| match attempt.as_object() {
-        Some(fields) => fields.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect::<Vec<_>>().join(", "),
+        Some(fields) => fields
+            .iter()
+            .map(|(name, value)| format!("{name} {}", plain(value)))
+            .collect::<Vec<_>>()
+            .join(", "),
         None => plain(attempt),
     };
     list.iter().map(line).collect::<Vec<_>>().join("\n  ")
@@ -239,7 +246,12 @@ pub fn status(value: &Value) -> String {
         for (name, indent, always) in rows {
             let Some(count) = counts.get(name) else { continue };
             if always || count.as_i64() != Some(0) {
-                out.push_str(&format!("{:indent$}{name:<wide$}{:>15}\n", "", number(count), wide = 16 - indent));
+                out.push_str(&format!(
+                    "{:indent$}{name:<wide$}{:>15}\n",
+                    "",
+                    number(count),
+                    wide = 16 - indent
+                ));
             }
         }
     }
@@ -249,12 +261,13 @@ pub fn status(value: &Value) -> String {
         match lag.get("count").and_then(Value::as_u64) {
             None | Some(0) => out.push_str("no task has started\n"),
             Some(count) => out.push_str(&format!(
-                "p50 {}, p95 {}, p99 {}, max {}; {} starts\n",
+                "p50 {}, p95 {}, p99 {}, max {}; {} {}\n",
                 ms("p50"),
                 ms("p95"),
                 ms("p99"),
                 ms("max"),
-                grouped(count)
+                grouped(count),
+                if count == 1 { "start" } else { "starts" }
             )),
         }
     }
@@ -272,14 +285,31 @@ pub fn status(value: &Value) -> String {
     out.push_str(&format!("\nPODS: {}\n", list("pods").len()));
     let row = |pod: &Value| {
         let buckets = pod["buckets"].as_array().map(|list| ranges(list)).unwrap_or_default();
-        vec![plain(&pod["id"]), plain(&pod["host"]), text(&pod["pid"]), plain(&pod["listen"]), buckets, plain(&pod["version"])]
+        vec![
+            plain(&pod["id"]),
+            plain(&pod["host"]),
+            text(&pod["pid"]),
+            plain(&pod["listen"]),
+            buckets,
+            plain(&pod["version"]),
+        ]
     };
-    out.push_str(&table_or_nothing(&["id", "host", "pid", "http", "buckets", "version"], list("pods").iter().map(row)));
+    out.push_str(&table_or_nothing(
+        &["id", "host", "pid", "http", "buckets", "version"],
+        list("pods").iter().map(row),
+    ));
 
     out.push_str(&format!("\nEXECUTORS: {}\n", list("executors").len()));
     let row = |executor: &Value| {
         let busy = format!("{}/{}", text(&executor["busy"]), text(&executor["slots"]));
-        vec![plain(&executor["id"]), plain(&executor["host"]), text(&executor["pid"]), plain(&executor["queues"]), busy, plain(&executor["labels"])]
+        vec![
+            plain(&executor["id"]),
+            plain(&executor["host"]),
+            text(&executor["pid"]),
+            plain(&executor["queues"]),
+            busy,
+            plain(&executor["labels"]),
+        ]
     };
     let names = ["id", "host", "pid", "queues", "busy", "labels"];
     out.push_str(&table_or_nothing(&names, list("executors").iter().map(row)));
@@ -287,9 +317,15 @@ pub fn status(value: &Value) -> String {
     out.push_str(&format!("\nBUCKETS: {}\n", list("buckets").len()));
     let row = |bucket: &Value| {
         let mut row = vec![text(&bucket["bucket"])];
-        row.extend(["pending", "ready", "running", "succeeded", "dead"].map(|name| number(&bucket["counts"][name])));
+        row.extend(
+            ["pending", "ready", "running", "succeeded", "dead"].map(|name| number(&bucket["counts"][name])),
+        );
         row.push(plain(&bucket["next_due"]));
-        row.push(if bucket["closed"] == Value::Bool(true) { "closing".to_owned() } else { plain(&bucket["holders"]) });
+        row.push(if bucket["closed"] == Value::Bool(true) {
+            "closing".to_owned()
+        } else {
+            plain(&bucket["holders"])
+        });
         row
     };
     let names = ["bucket", "pending", "ready", "running", "succeeded", "dead", "next due", "held by"];
@@ -313,7 +349,8 @@ fn ranges(list: &[Value]) -> String {
             _ => runs.push((n, n)),
         }
     }
-    let text = |(first, last): (u64, u64)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    let text =
+        |(first, last): (u64, u64)| if first == last { first.to_string() } else { format!("{first}-{last}") };
     if runs.is_empty() { "-".to_owned() } else { runs.into_iter().map(text).collect::<Vec<_>>().join(",") }
 }
 
@@ -330,7 +367,8 @@ pub fn list_of_objects(list: &[Value]) -> String {
     }
     names.sort_by_key(|name| match *name {
         "bucket" | "id" => 0,
-        "name" => 1,
+        "name" | "kind" => 1,
+        "detail" => 9,
         _ => 2,
     });
     let row = |value: &Value| names.iter().map(|name| plain(&value[*name])).collect();
@@ -342,10 +380,24 @@ pub fn check(value: &Value) -> String {
     let empty = Vec::new();
     let found = value["violations"].as_array().unwrap_or(&empty);
     if value["ok"].as_bool() == Some(true) && found.is_empty() {
-        return "ok: nothing is damaged\n".to_owned();
+        let seen = |name: &str| value[name].as_u64().unwrap_or(0);
+        let (tasks, keys, took) =
+            (grouped(seen("tasks_seen")), grouped(seen("keys_seen")), grouped(seen("took_ms")));
+        let mut text = format!("ok: no damage in {tasks} tasks and {keys} keys ({took} ms)\n");
+        if let Some(busy) = value["busy"].as_array().filter(|busy| !busy.is_empty()) {
+            text.push_str(&format!("counters not compared, too busy: buckets {}\n", ranges(busy)));
+        }
+        return text;
     }
-    let count = grouped(found.len() as u64);
-    let head = format!("{count} {}\n", if found.len() == 1 { "violation" } else { "violations" });
+    // The list is cut; the counts by kind are not.
+    let kinds = value["kinds"].as_object();
+    let all = kinds.map_or(found.len() as u64, |kinds| kinds.values().filter_map(Value::as_u64).sum());
+    let more = if all > found.len() as u64 {
+        format!(", the first {}", grouped(found.len() as u64))
+    } else {
+        String::new()
+    };
+    let head = format!("{} {}{more}\n", grouped(all), if all == 1 { "violation" } else { "violations" });
     if found.iter().all(Value::is_object) {
         return head + &list_of_objects(found);
     }
@@ -405,7 +457,10 @@ mod tests {
 
     #[test]
     fn tables_line_up() {
-        let text = table(&["pod", "buckets"], vec![vec!["a".into(), "12".into()], vec!["longer".into(), "1,234".into()]]);
+        let text = table(
+            &["pod", "buckets"],
+            vec![vec!["a".into(), "12".into()], vec!["longer".into(), "1,234".into()]],
+        );
         assert_eq!(text, "POD     BUCKETS\na            12\nlonger    1,234\n");
         assert_eq!(pairs(&[("id", "1".into()), ("state", "x".into())]), "id     1\nstate  x\n");
     }
@@ -436,8 +491,14 @@ mod tests {
     fn a_task_and_a_check() {
         let text = task(&json!({ "due": "t", "id": "i", "payload_base64": "gaFhAQ==", "state": "pending" }));
         assert_eq!(text, "id       i\nstate    pending\ndue      t\npayload  {\"a\":1}\n");
-        assert_eq!(check(&json!({ "ok": true, "violations": [] })), "ok: nothing is damaged\n");
-        let text = check(&json!({ "ok": false, "violations": [{ "bucket": 3, "what": "run without lease" }] }));
+        assert_eq!(
+            check(
+                &json!({ "ok": true, "violations": [], "tasks_seen": 1014, "keys_seen": 70, "took_ms": 12, "busy": [1, 2] })
+            ),
+            "ok: no damage in 1,014 tasks and 70 keys (12 ms)\ncounters not compared, too busy: buckets 1-2\n"
+        );
+        let text =
+            check(&json!({ "ok": false, "violations": [{ "bucket": 3, "what": "run without lease" }] }));
         assert_eq!(text, "1 violation\nBUCKET  WHAT\n3       run without lease\n");
     }
 }

@@ -29,8 +29,11 @@ pub async fn prepare(
 ) -> Result<Served, CliError> {
     let wanted = settings.pod.listen;
     let listener = TcpListener::bind(wanted).await.map_err(|error| {
-        CliError { code: "setting", ..CliError::usage("pod.listen", format!("{wanted} cannot be listened on: {error}")) }
-            .hint("--listen 127.0.0.1:0 takes a free port")
+        CliError {
+            code: "setting",
+            ..CliError::usage("pod.listen", format!("{wanted} cannot be listened on: {error}"))
+        }
+        .hint("--listen 127.0.0.1:0 takes a free port")
     })?;
     let http = listener.local_addr().unwrap_or(wanted);
     let pod = PodSettings {
@@ -69,7 +72,9 @@ impl Served {
 }
 
 /// The recorder, if metrics are on.
-pub fn metrics(settings: &Settings) -> Result<Option<metrics_exporter_prometheus::PrometheusHandle>, CliError> {
+pub fn metrics(
+    settings: &Settings,
+) -> Result<Option<metrics_exporter_prometheus::PrometheusHandle>, CliError> {
     if !settings.metrics.enabled {
         return Ok(None);
     }

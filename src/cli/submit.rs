@@ -11,7 +11,8 @@ use crate::settings::Loaded;
 
 /// Makes a task of options. Everything is checked before Redis is asked.
 pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
-    let key = args.key.as_ref().map(|key| Key::new(key.clone().into_bytes(), limits::KEY_WINDOW_MS)).transpose()?;
+    let key =
+        args.key.as_ref().map(|key| Key::new(key.clone().into_bytes(), limits::KEY_WINDOW_MS)).transpose()?;
     Ok(NewTask {
         labels: Labels::new(&args.label)?,
         priority: args.priority.parse()?,

@@ -3,9 +3,25 @@
 use super::args::{Output, WorkArgs};
 use super::error::{CliError, Exit};
 use super::{connect, render, signal};
-use crate::executor::{self, Executor, ExecutorError};
+use crate::executor::{self, Executor, ExecutorError, ExecutorSettings};
 use crate::model::{Labels, QueueName};
 use crate::settings::Loaded;
+
+/// Settings and flags of an executor.
+fn settings(args: &WorkArgs, loaded: &Loaded) -> ExecutorSettings {
+    let executor = &loaded.settings.executor;
+    ExecutorSettings {
+        name: args.name.clone().unwrap_or_default(),
+        slots: executor.slots,
+        urgent_slots: executor.urgent_slots,
+        prefetch: executor.prefetch,
+        labels: args.label.clone(),
+        heartbeat_ms: executor.heartbeat.ms().unsigned_abs(),
+        ack_gather_ms: executor.ack_gather.ms().unsigned_abs(),
+        drain_grace_ms: executor.drain.ms().unsigned_abs(),
+        stop_grace_ms: executor.stop_grace.ms().unsigned_abs(),
+    }
+}
 
 /// Runs an executor until it is told to stop; then it drains.
 pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
@@ -15,18 +31,13 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
     Labels::new(&args.label)?;
     let stop = signal::stop()?;
     let space = connect::space(loaded).await?;
-    let mut builder = Executor::builder(space).slots(loaded.settings.executor.slots);
-    if let Some(name) = &args.name {
-        builder = builder.name(name);
-    }
-    for label in &args.label {
-        builder = builder.label(label);
-    }
+    let mut builder = Executor::builder(space).settings(settings(args, loaded));
     for queue in &args.queue {
         builder = match (&args.exec, &args.http) {
             (Some(command), _) => builder.handle(queue, executor::exec(command.clone())),
             (None, Some(url)) => {
-                let handler = executor::http(url).map_err(|error| CliError::usage("http", error.to_string()))?;
+                let handler =
+                    executor::http(url).map_err(|error| CliError::usage("http", error.to_string()))?;
                 builder.handle(queue, handler)
             }
             (None, None) => builder.handle(queue, executor::discard()),
@@ -39,7 +50,13 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
     let value = serde_json::to_value(report).unwrap_or_default();
     render::show(output, &value, |value| {
         let get = |name: &str| render::plain(&value[name]);
-        format!("{} started, {} succeeded, {} failed, {} handed back", get("started"), get("succeeded"), get("failed"), get("handed_back"))
+        format!(
+            "{} started, {} succeeded, {} failed, {} handed back",
+            get("started"),
+            get("succeeded"),
+            get("failed"),
+            get("handed_back")
+        )
     });
     Ok(Exit::Ok)
 }

@@ -2,10 +2,14 @@
 //!
 //! Every door (the CLI, HTTP, a program of yours) goes through [`Client`], so all of them check alike.
 
+mod dead;
+mod history;
 mod query;
 mod stream;
 mod submit;
 
+pub use dead::{DeadFilter, DeadView, Redriven};
+pub use history::{EventTail, Trace};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, NewTask, SubmitError, Submitted};
@@ -50,7 +54,9 @@ pub enum ClientError {
         advice: &'static str,
     },
     /// A submit was repeated too late to tell whether its first sending arrived.
-    #[error("it is not known whether task {0} was created: its first sending got no answer for over two minutes; use an idempotency key to make this exact")]
+    #[error(
+        "it is not known whether task {0} was created: its first sending got no answer for over two minutes; use an idempotency key to make this exact"
+    )]
     FateUnknown(TaskId),
 }
 

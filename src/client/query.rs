@@ -115,10 +115,11 @@ pub struct Counts {
 impl Counts {
     /// The counters of one bucket.
     fn of(bucket: &BucketCounts) -> Self {
-        let held: i64 = bucket.parked.iter().map(|(_, size)| *size as i64).sum();
+        // Lanes stand aside because nobody serves them; nothing holds a queue yet.
+        let held = 0;
         let pending = bucket.count("pending");
         let retrying = bucket.tries.min(pending);
-        let ready = (bucket.count("ready") - held).max(0);
+        let ready = bucket.count("ready");
         Self {
             submitted: bucket.count("submitted"),
             waiting: bucket.count("waiting"),
@@ -347,7 +348,6 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         (State::Running, Some(run)) if run.phase == Phase::Claimed => "claimed",
         (State::Running, Some(run)) if run.phase == Phase::Offered => "offered",
         (State::Running, _) => "started",
-        (State::Pending, _) if found.held => "held",
         (State::Pending, _) if due.is_some_and(|due| due > found.now) && failures > 0 => "retrying",
         (State::Pending, _) if due.is_some_and(|due| due > found.now) => "scheduled",
         (State::Pending, _) => "ready",
@@ -365,10 +365,16 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         failures,
         retries: spec.as_ref().map(|spec| spec.retry.retries),
         backoff: spec.as_ref().map(|spec| spec.retry.to_string()),
-        key: spec.as_ref().and_then(|spec| Some(String::from_utf8_lossy(&spec.key.as_ref()?.bytes).into_owned())),
+        key: spec
+            .as_ref()
+            .and_then(|spec| Some(String::from_utf8_lossy(&spec.key.as_ref()?.bytes).into_owned())),
         plan: spec.as_ref().and_then(|spec| spec.plan.clone()),
         holder: found.run.as_ref().map(|run| run.holder.clone()),
-        fence: found.run.as_ref().map(|run| run.grant.fence()).or(found.place.map(|place| place.fence).filter(|f| *f > 0)),
+        fence: found
+            .run
+            .as_ref()
+            .map(|run| run.grant.fence())
+            .or(found.place.map(|place| place.fence).filter(|f| *f > 0)),
         lease_until: found.run.as_ref().map(|run| run.deadline),
         cancel_asked: found.run.as_ref().is_some_and(|run| run.cancel),
         reason: found.dead.map(|(reason, _)| reason),

@@ -6,7 +6,9 @@ use crate::limits;
 use crate::model::field::{FieldError, Reason};
 use crate::model::lane::Tier;
 use crate::model::spec::{Extras, check_key};
-use crate::model::{Bucket, Key, LaneCode, LaneGroup, Labels, Priority, QueueName, Retry, Spec, TaskId, UnixMs};
+use crate::model::{
+    Bucket, Key, Labels, LaneCode, LaneGroup, Priority, QueueName, Retry, Spec, TaskId, UnixMs,
+};
 use crate::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
 use crate::store::{Space, StoreError};
 use bytes::Bytes;
@@ -115,7 +117,9 @@ impl NewTask {
     fn into_spec(self, group: u32, now: UnixMs) -> Result<Spec, FieldError> {
         let due = self.due.resolve(now)?;
         let later = |field, ms: Option<i64>| match ms {
-            Some(ms) if ms <= 0 => Err(FieldError::new(field, Reason::OutOfRange, format!("{ms} ms is not positive"))),
+            Some(ms) if ms <= 0 => {
+                Err(FieldError::new(field, Reason::OutOfRange, format!("{ms} ms is not positive")))
+            }
             Some(ms) => Ok(Some(UnixMs(due.plus(ms).0.min(limits::DUE_MAX_MS)))),
             None => Ok(None),
         };

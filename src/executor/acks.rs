@@ -294,7 +294,9 @@ fn count<L: Link>(core: &Core<L>, row: &AckRow, answer: AckAnswer) {
         AckAnswer::Known => match row.outcome {
             Outcome::Succeeded => core.stats.succeeded(),
             Outcome::Cancelled => core.stats.cancelled(),
-            Outcome::Failed { .. } | Outcome::Fatal { .. } | Outcome::RetryAfter { .. } => core.stats.failed(),
+            Outcome::Failed { .. } | Outcome::Fatal { .. } | Outcome::RetryAfter { .. } => {
+                core.stats.failed()
+            }
         },
         AckAnswer::Stale => {
             core.stats.stale();
@@ -322,5 +324,38 @@ mod tests {
         assert_eq!(settle(0.01), 250.0, "calm");
         assert_eq!(settle(100.0), 5.0, "busy");
         assert_eq!(next_gather(longest, 10_000.0), longest / 2, "one step at a time");
+    }
+
+    fn row(number: u64) -> AckRow {
+        let id = crate::model::TaskId::new(crate::model::Minute(29_408_521), Bucket::default(), number);
+        let grant = crate::model::Grant::new(1, crate::model::Nonce::new(number));
+        AckRow { id, grant, outcome: Outcome::Succeeded, lag_ms: 0, took_ms: 0 }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn handlers_wait_while_too_much_is_unsent() {
+        let (acks, now) = (Acks::new(Duration::from_millis(250)), crate::clock::mono());
+        for number in 0..UNSENT_MAX as u64 {
+            acks.reserve().await;
+            acks.push(row(number), now);
+        }
+        assert_eq!(acks.unsent(), UNSENT_MAX);
+        let full = tokio::time::timeout(Duration::from_secs(60), acks.reserve()).await;
+        assert!(full.is_err(), "no room for one more");
+        // A batch fails and comes again, as the same batch; then it is accepted.
+        let first = acks.plan(now).send;
+        assert_eq!((first.len(), first[0].rows.len(), first[0].again), (1, limits::BATCH_MAX_ROWS, false));
+        assert!(acks.plan(now).send.is_empty(), "one call a bucket at a time");
+        let rows = first[0].rows.to_vec();
+        assert_eq!(acks.failed(Bucket::default()), 1);
+        drop(first);
+        let later = now + Duration::from_millis(50);
+        acks.landed(Bucket::default(), Some(later));
+        assert!(acks.plan(now).send.is_empty(), "not before its time");
+        let second = acks.plan(later).send;
+        assert_eq!((second[0].rows.to_vec(), second[0].again), (rows, true));
+        acks.landed(Bucket::default(), None);
+        assert_eq!(acks.unsent(), UNSENT_MAX - limits::BATCH_MAX_ROWS);
+        acks.reserve().await;
     }
 }

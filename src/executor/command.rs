@@ -143,7 +143,9 @@ fn stopped(context: &Context) -> HandlerError {
 }
 
 fn judge(status: ExitStatus, errors: String) -> HandlerResult {
-    let text = || if errors.is_empty() { how_it_ended(status) } else { format!("{}: {errors}", how_it_ended(status)) };
+    let text = || {
+        if errors.is_empty() { how_it_ended(status) } else { format!("{}: {errors}", how_it_ended(status)) }
+    };
     match status.code() {
         Some(0) => Ok(()),
         Some(EXIT_TEMPFAIL) => Err(HandlerError::retry_after(TEMPFAIL_WAIT_MS, false, text())),
@@ -230,7 +232,9 @@ impl Tail {
 /// | 408, 425, 429, 5xx | a failure, tried again under the retry policy or, with `Retry-After`, then |
 /// | other 4xx | dead: the same request would be refused again |
 /// | anything else, no answer | a failure |
-pub fn http(url: &str) -> Result<impl Fn(Task, Context) -> HandlerFuture + Send + Sync + 'static, HandlerError> {
+pub fn http(
+    url: &str,
+) -> Result<impl Fn(Task, Context) -> HandlerFuture + Send + Sync + 'static, HandlerError> {
     // An error only says that one was installed before; any will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let wrong = |error: reqwest::Error| HandlerError::fatal(format!("{url:?} cannot be called: {error:#}"));
@@ -276,8 +280,10 @@ fn post(client: &reqwest::Client, url: reqwest::Url, task: Task) -> reqwest::Req
 
 async fn exchange(request: reqwest::RequestBuilder) -> HandlerResult {
     // What the source says ("connection refused") stands at the end of the chain.
-    let mut response =
-        request.send().await.map_err(|error| HandlerError::failed(format!("{:#}", anyhow::Error::new(error))))?;
+    let mut response = request
+        .send()
+        .await
+        .map_err(|error| HandlerError::failed(format!("{:#}", anyhow::Error::new(error))))?;
     let status = response.status();
     if status.is_success() {
         return Ok(());
@@ -308,7 +314,8 @@ fn retry_after_ms(headers: &reqwest::header::HeaderMap) -> Option<i64> {
     let ms = match after.parse::<i64>() {
         Ok(seconds) => seconds.saturating_mul(1_000),
         Err(_) => {
-            let read = |date: &str| jiff::fmt::rfc2822::parse(date).ok().map(|at| at.timestamp().as_millisecond());
+            let read =
+                |date: &str| jiff::fmt::rfc2822::parse(date).ok().map(|at| at.timestamp().as_millisecond());
             let now = text("date").and_then(read).unwrap_or_else(|| crate::clock::wall_us() / 1_000);
             read(after)? - now
         }

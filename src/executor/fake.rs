@@ -5,8 +5,8 @@
 use super::link::*;
 use crate::model::spec::Extras;
 use crate::model::{
-    Bucket, ExecutionId, Grant, LaneCode, LaneGroup, Minute, Nonce, Priority, QueueName, Retry, Spec, TaskId, Tier,
-    UnixMs,
+    Bucket, ExecutionId, Grant, LaneCode, LaneGroup, Minute, Nonce, Priority, QueueName, Retry, Spec, TaskId,
+    Tier, UnixMs,
 };
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -197,8 +197,13 @@ impl Fake {
             return Err(lost());
         }
         let answers = rows.iter().map(|row| {
-            if start { state.starts.push((row.id, now_ms)) } else { state.renewals.push((row.id, now_ms)) }
-            match state.runs.get_mut(&row.id).filter(|run| run.grant == row.grant && run.deadline_ms > now_ms) {
+            if start {
+                state.starts.push((row.id, now_ms))
+            } else {
+                state.renewals.push((row.id, now_ms))
+            }
+            match state.runs.get_mut(&row.id).filter(|run| run.grant == row.grant && run.deadline_ms > now_ms)
+            {
                 Some(run) => {
                     run.deadline_ms = now_ms + row.lease_ms;
                     run.started |= start;

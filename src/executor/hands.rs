@@ -180,7 +180,8 @@ struct Recent {
 impl Recent {
     fn mark(execution: &ExecutionId) -> u64 {
         let grant = execution.grant.as_bytes();
-        let fence = grant.iter().fold(0u64, |hash, byte| hash.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+        let fence =
+            grant.iter().fold(0u64, |hash, byte| hash.wrapping_mul(31).wrapping_add(u64::from(*byte)));
         xxh3_64_with_seed(execution.id.as_bytes(), fence)
     }
 
@@ -373,7 +374,14 @@ impl Hands {
     }
 
     /// Ends an execution and gives its slot to what waits.
-    pub fn finish(&self, execution: &ExecutionId, pool: Pool, queue: &Queue, end: End, now: Instant) -> Option<Job> {
+    pub fn finish(
+        &self,
+        execution: &ExecutionId,
+        pool: Pool,
+        queue: &Queue,
+        end: End,
+        now: Instant,
+    ) -> Option<Job> {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         inner.running[pool as usize] -= 1;
@@ -453,7 +461,10 @@ impl Hands {
     pub fn hurry(&self, id: TaskId, now: Instant) -> bool {
         let mut inner = self.inner.lock();
         let mut found = false;
-        let runs = inner.held.iter_mut().filter(|(execution, held)| execution.id == id && held.phase == Phase::Running);
+        let runs = inner
+            .held
+            .iter_mut()
+            .filter(|(execution, held)| execution.id == id && held.phase == Phase::Running);
         for (_, held) in runs {
             held.act_at = now;
             found = true;
@@ -522,7 +533,11 @@ impl Hands {
                 continue;
             }
             let start = held.phase == Phase::Running && !held.started;
-            let lease = if start || held.started { held.lease } else { crate::clock::ms(limits::DISPATCH_TIMEOUT_MS) };
+            let lease = if start || held.started {
+                held.lease
+            } else {
+                crate::clock::ms(limits::DISPATCH_TIMEOUT_MS)
+            };
             // If no answer comes it is asked again: ten times in a lease, at most ten times a second.
             held.act_at = now + (lease / 10).clamp(Duration::from_millis(100), Duration::from_secs(2));
             let lease_ms = i64::try_from(lease.as_millis()).unwrap_or(limits::LEASE_MAX_MS);
@@ -644,8 +659,14 @@ mod tests {
     #[test]
     fn prefetch_is_twenty_milliseconds_of_work() {
         let size = Size { slots: 8, ..SIZE };
-        let cases =
-            [(None, 0), (Some(20.0), 0), (Some(900.0), 0), (Some(19.0), 8), (Some(1.0), 160), (Some(0.0), 1_000)];
+        let cases = [
+            (None, 0),
+            (Some(20.0), 0),
+            (Some(900.0), 0),
+            (Some(19.0), 8),
+            (Some(1.0), 160),
+            (Some(0.0), 1_000),
+        ];
         for (run_ms, expected) in cases {
             assert_eq!(prefetch(size, run_ms), expected, "{run_ms:?}");
         }
@@ -656,7 +677,8 @@ mod tests {
     fn urgent_tasks_take_normal_slots_first_and_then_their_own() {
         let (hands, now) = (Hands::new(SIZE), crate::clock::mono());
         let tasks = [Priority::P3, Priority::P3, Priority::P0, Priority::P1, Priority::P1];
-        let tasks = tasks.into_iter().zip(0..).map(|(priority, number)| arrived(number, priority, now)).collect();
+        let tasks =
+            tasks.into_iter().zip(0..).map(|(priority, number)| arrived(number, priority, now)).collect();
         assert_eq!(hands.arrive(tasks).unwrap(), 5);
         let mut jobs = hands.launch(now);
         let shape: Vec<_> = jobs.iter().map(|(pool, job)| (*pool, job.task.spec.lane.priority())).collect();

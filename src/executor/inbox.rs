@@ -56,7 +56,10 @@ fn decide(known: &Known, view: &View, now: Instant) -> Next {
     let poll = known.last + crate::clock::ms(limits::POLL_MS);
     let freed = known.told.saturating_sub(view.held);
     if view.room + view.urgent_room == 0 {
-        return Next::Wait(poll.max(now + crate::clock::ms(limits::POLL_MS)), Some(view.held.saturating_sub(1)));
+        return Next::Wait(
+            poll.max(now + crate::clock::ms(limits::POLL_MS)),
+            Some(view.held.saturating_sub(1)),
+        );
     }
     let batch = (view.capacity / 4).max(1);
     let mut at = poll;
@@ -141,8 +144,13 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>) -> Vec
         }
         let normal = view.room.min(limits::BATCH_MAX_ROWS as u32);
         let urgent = view.urgent_room.min(limits::BATCH_MAX_ROWS as u32 - normal);
-        let ask =
-            Take { normal, urgent, in_hand: view.in_hand, capacity: view.capacity, urgent_slots: core.hands.urgent_slots() };
+        let ask = Take {
+            normal,
+            urgent,
+            in_hand: view.in_hand,
+            capacity: view.capacity,
+            urgent_slots: core.hands.urgent_slots(),
+        };
         known.last = now;
         match core.link.take(ask).await {
             Ok(Taken { offers, waiting, hungry: told, .. }) => {
@@ -152,7 +160,8 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>) -> Vec
                 }
                 let count = u32::try_from(offers.len()).unwrap_or(u32::MAX);
                 known.waiting = waiting > 0;
-                known.believed = view.capacity.saturating_sub(view.in_hand.saturating_add(count).saturating_add(waiting));
+                known.believed =
+                    view.capacity.saturating_sub(view.in_hand.saturating_add(count).saturating_add(waiting));
                 hungry.extend(told);
                 while hungry.len() > HUNGRY_MAX {
                     hungry.pop_last();
@@ -258,7 +267,15 @@ mod tests {
     }
 
     fn view(held: u32, idle: u32) -> View {
-        View { held, in_hand: held, capacity: 40, room: 40 - held, urgent_room: 0, idle, running: held.min(8) }
+        View {
+            held,
+            in_hand: held,
+            capacity: 40,
+            room: 40 - held,
+            urgent_room: 0,
+            idle,
+            running: held.min(8),
+        }
     }
 
     #[test]

@@ -60,7 +60,8 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, done: CancellationToken) {
 async fn say<L: Link>(core: &Core<L>, bucket: Bucket, start: bool, rows: &[StartRow]) {
     for rows in rows.chunks(limits::BATCH_MAX_ROWS) {
         let sent = core.link.mono();
-        let answers = if start { core.link.start(bucket, rows).await } else { core.link.renew(bucket, rows).await };
+        let answers =
+            if start { core.link.start(bucket, rows).await } else { core.link.renew(bucket, rows).await };
         match answers {
             Ok(answers) => {
                 let (now, now_ms) = (core.link.mono(), core.link.now_us().div_euclid(1_000));
@@ -120,7 +121,8 @@ pub(super) async fn beat<L: Link>(
         super::observe::slots(size.slots + size.urgent_slots, record.busy);
         if watch.see(core.link.mono(), record.busy, size.slots) {
             tracing::warn!(
-                busy = record.busy, slots = size.slots,
+                busy = record.busy,
+                slots = size.slots,
                 "more than 80 % of the slots have been busy for 10 s; give this executor more slots or start another"
             );
         }

@@ -57,14 +57,15 @@ pub use stats::{ExecutorReport, Lag, Stats};
 
 use crate::limits;
 use crate::model::{FieldError, Labels, QueueName, Reason};
+use crate::store::{Space, StoreError};
 use handler::Handler;
 use hands::{Hands, Queue, Size};
 use inbox::Queues;
 use link::{ExecutorRecord, Link, SpaceLink};
-use crate::store::{Space, StoreError};
 use runner::Core;
 use serde::Deserialize;
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -126,7 +127,11 @@ impl ExecutorSettings {
     pub fn check(&self) -> Result<(), FieldError> {
         let range = |field, value: u64, low: u64, high: u64| {
             let detail = format!("{value} must lie between {low} and {high}");
-            if (low..=high).contains(&value) { Ok(()) } else { Err(FieldError::new(field, Reason::OutOfRange, detail)) }
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(FieldError::new(field, Reason::OutOfRange, detail))
+            }
         };
         range("slots", self.slots.into(), 1, limits::SLOTS_MAX as u64)?;
         range("urgent_slots", self.urgent_slots.into(), 0, limits::SLOTS_MAX as u64)?;
@@ -186,7 +191,9 @@ impl Executor {
         now: CancellationToken,
     ) -> Result<ExecutorReport, ExecutorError> {
         let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id) };
-        run(link, self.parts, shutdown, now).await
+        // Behind a pointer, so that the caller's compiler need not look through all its layers.
+        let running: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(run(link, self.parts, shutdown, now));
+        running.await
     }
 }
 
@@ -224,6 +231,18 @@ impl ExecutorBuilder {
     /// Offers a label; tasks that ask for it come only where it is offered.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.plan.settings.labels.push(label.into());
+        self
+    }
+
+    /// How long a shutdown may take in all, 25 s by default.
+    pub fn drain_grace(mut self, grace: Duration) -> Self {
+        self.plan.settings.drain_grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        self
+    }
+
+    /// How long a handler that was told to stop may take before it is dropped, 5 s by default.
+    pub fn stop_grace(mut self, grace: Duration) -> Self {
+        self.plan.settings.stop_grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         self
     }
 
@@ -303,7 +322,11 @@ impl Plan {
         let mut settings = self.settings;
         settings.check()?;
         if self.queues.is_empty() && self.any.is_none() {
-            return Err(FieldError::new("queue", Reason::BadName, "none is named: an executor needs a handler"));
+            return Err(FieldError::new(
+                "queue",
+                Reason::BadName,
+                "none is named: an executor needs a handler",
+            ));
         }
         if self.queues.len() > QUEUES_MAX {
             let detail = format!("{} are named; at most {QUEUES_MAX} are allowed", self.queues.len());
@@ -365,7 +388,8 @@ async fn run<L: Link>(
             (Some(own), handle)
         }
     };
-    let size = Size { slots: settings.slots, urgent_slots: settings.urgent_slots, prefetch: settings.prefetch };
+    let size =
+        Size { slots: settings.slots, urgent_slots: settings.urgent_slots, prefetch: settings.prefetch };
     let mut names: Vec<_> = named.keys().cloned().collect();
     names.sort();
     names.extend(any.is_some().then(|| ANY_QUEUE.to_owned()));
@@ -410,7 +434,8 @@ struct Threads(Option<tokio::runtime::Runtime>);
 
 impl Threads {
     fn new() -> std::io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().thread_name("handler").enable_all().build()?;
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().thread_name("handler").enable_all().build()?;
         Ok(Self(Some(runtime)))
     }
 

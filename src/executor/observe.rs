@@ -56,6 +56,9 @@ mod tests {
     #[test]
     fn every_answer_has_its_label() {
         assert_eq!(tally(&[]).map(|(name, _)| name).as_slice(), ACK_OUTCOMES);
-        assert_eq!(tally(&[AckAnswer::Dead, AckAnswer::Dead, AckAnswer::Known]).map(|(_, n)| n), [0, 0, 2, 0, 0, 1]);
+        assert_eq!(
+            tally(&[AckAnswer::Dead, AckAnswer::Dead, AckAnswer::Known]).map(|(_, n)| n),
+            [0, 0, 2, 0, 0, 1]
+        );
     }
 }

@@ -78,7 +78,12 @@ impl<L: Link> Core<L> {
     }
 
     /// Hands tasks back, uncounted; tries again for as long as `patience` lasts. Answers how many were accepted.
-    pub async fn release(self: &Arc<Self>, cause: &'static str, rows: Vec<(TaskId, Grant)>, patience: Duration) -> u64 {
+    pub async fn release(
+        self: &Arc<Self>,
+        cause: &'static str,
+        rows: Vec<(TaskId, Grant)>,
+        patience: Duration,
+    ) -> u64 {
         if rows.is_empty() {
             return 0;
         }

@@ -61,7 +61,8 @@ impl Default for Stats {
 impl Stats {
     /// All zero.
     pub fn new() -> Self {
-        let lag_ms = Histogram::new_with_bounds(1, LAG_MAX_MS, 3).expect("1 ms to 1 h with 3 digits is a legal range");
+        let lag_ms =
+            Histogram::new_with_bounds(1, LAG_MAX_MS, 3).expect("1 ms to 1 h with 3 digits is a legal range");
         Self {
             started: AtomicU64::new(0),
             succeeded: AtomicU64::new(0),

@@ -119,7 +119,11 @@ async fn lag_is_the_handlers_entry_minus_due_in_redis_time_and_never_negative() 
     bed.accepted(2).await;
     let lag = |id| {
         let state = bed.fake.state.lock();
-        state.accepted.iter().find(|(execution, _)| execution.id == id).map(|(_, row)| (row.lag_ms, row.took_ms))
+        state
+            .accepted
+            .iter()
+            .find(|(execution, _)| execution.id == id)
+            .map(|(_, row)| (row.lag_ms, row.took_ms))
     };
     let (first, second) = (lag(first.id).unwrap(), lag(second.id).unwrap());
     assert!(first.0 <= 10 && (100..103).contains(&first.1), "{first:?}");
@@ -136,7 +140,8 @@ async fn outcomes_are_accepted_once_although_calls_fail_and_answers_are_lost() {
         state.fail_acks = [Fail::After, Fail::Before, Fail::Before, Fail::After, Fail::Before].into();
         state.fail_takes = [Fail::Before, Fail::Before, Fail::Before].into();
     }
-    let offers: Vec<_> = (0..600).map(|n| bed.fake.offer(Draft { bucket: n % 2, ..Draft::default() })).collect();
+    let offers: Vec<_> =
+        (0..600).map(|n| bed.fake.offer(Draft { bucket: n % 2, ..Draft::default() })).collect();
     bed.accepted(600).await;
     for offer in &offers {
         assert_eq!(bed.outcome(offer.id), Some(Outcome::Succeeded));
@@ -246,10 +251,11 @@ async fn a_task_that_waits_for_a_slot_is_kept_and_runs_in_the_end() {
     bed.fake.offer(draft(Spec { payload: "first".into(), ..spec(Priority::P3) }));
     let second = bed.fake.offer(Draft::default());
     bed.fake.until("both are taken", |state| state.inbox.is_empty()).await;
-    bed.fake.until("a minute of renewals", |state| {
-        state.renewals.iter().any(|(id, at)| *id == second.id && *at > EPOCH_MS + 60_000)
-    })
-    .await;
+    bed.fake
+        .until("a minute of renewals", |state| {
+            state.renewals.iter().any(|(id, at)| *id == second.id && *at > EPOCH_MS + 60_000)
+        })
+        .await;
     gate.notify_one();
     bed.accepted(3).await;
     assert_eq!(bed.outcome(second.id), Some(Outcome::Succeeded));
@@ -344,7 +350,10 @@ async fn a_lease_that_cannot_be_renewed_stops_the_handler_before_it_ends() {
     // The outcome is sent all the same; the script decides.
     assert_eq!(bed.outcome(offer.id), Some(Outcome::Failed { error: "lease lost".into() }));
     let stopped = stopped_at.lock().unwrap();
-    assert!(stopped > Duration::from_millis(14_600) && stopped < Duration::from_millis(14_900), "{stopped:?}");
+    assert!(
+        stopped > Duration::from_millis(14_600) && stopped < Duration::from_millis(14_900),
+        "{stopped:?}"
+    );
     bed.end().await;
 }
 
@@ -404,10 +413,16 @@ async fn a_drain_gives_back_what_has_not_started_and_lets_the_rest_finish() {
     let report = bed.running.await.unwrap().unwrap();
     let took = fake.now_ms() - signal;
     let state = fake.state.lock();
-    let released = |id| state.released.iter().find(|(released, ..)| *released == id).map(|(.., at)| at - signal);
-    let done = |id| state.accepted.iter().any(|(execution, row)| execution.id == id && row.outcome == Outcome::Succeeded);
+    let released =
+        |id| state.released.iter().find(|(released, ..)| *released == id).map(|(.., at)| at - signal);
+    let done = |id| {
+        state.accepted.iter().any(|(execution, row)| execution.id == id && row.outcome == Outcome::Succeeded)
+    };
     assert!(short.iter().all(|id| done(*id)), "running ones finish");
-    assert!(ahead.iter().all(|id| released(*id).is_some_and(|ms| ms <= 200)), "unstarted ones go back at once");
+    assert!(
+        ahead.iter().all(|id| released(*id).is_some_and(|ms| ms <= 200)),
+        "unstarted ones go back at once"
+    );
     assert!(released(late).is_some_and(|ms| ms <= 200), "what was still in the inbox too");
     assert!(long.iter().all(|id| released(*id).is_some_and(|ms| ms < 5_000)), "long ones at the end");
     assert!(took < 5_000, "{took}");
@@ -448,10 +463,12 @@ async fn pods_hear_of_room_soon_after_there_is_some() {
 #[tokio::test(start_paused = true)]
 async fn the_record_says_what_is_in_hand() {
     let bed = start(settings(4), until_stopped);
-    let costly = || draft(Spec {
-        extras: crate::model::spec::Extras { cost_ms: Some(700), ..Default::default() },
-        ..spec(Priority::P3)
-    });
+    let costly = || {
+        draft(Spec {
+            extras: crate::model::spec::Extras { cost_ms: Some(700), ..Default::default() },
+            ..spec(Priority::P3)
+        })
+    };
     bed.fake.offer(costly());
     bed.fake.offer(costly());
     bed.fake.until("a heartbeat with two", |state| state.beats.iter().any(|beat| beat.busy == 2)).await;
@@ -500,7 +517,10 @@ fn settings_and_handlers_are_checked() {
     let field = |plan: Plan| plan.build().err().map(|error| error.field);
     assert_eq!(field(Plan::default()), Some("queue"));
     assert_eq!(field(Plan { queues: vec![("a b".into(), ok())], ..Plan::default() }), Some("queue"));
-    assert_eq!(field(Plan { queues: vec![("a".into(), ok()), ("a".into(), ok())], ..Plan::default() }), Some("queue"));
+    assert_eq!(
+        field(Plan { queues: vec![("a".into(), ok()), ("a".into(), ok())], ..Plan::default() }),
+        Some("queue")
+    );
     let with = |settings| Plan { settings, any: Some(ok()), ..Plan::default() };
     assert_eq!(field(with(settings(0))), Some("slots"));
     assert_eq!(field(with(settings(10_001))), Some("slots"));

@@ -16,4 +16,3 @@ pub(super) async fn readyz(State(state): State<HttpState>) -> (StatusCode, Json<
     let status = if report.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(report))
 }
-

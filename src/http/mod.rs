@@ -5,8 +5,7 @@
 pub mod health;
 mod listener;
 
-
-
+use crate::pod::ready::Readiness;
 use crate::{clock, limits};
 use axum::Router;
 use axum::extract::State;
@@ -14,7 +13,6 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use metrics_exporter_prometheus::PrometheusHandle;
-use crate::pod::ready::Readiness;
 use std::io;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -41,7 +39,10 @@ pub fn router(state: HttpState) -> Router {
         .route("/readyz", get(health::readyz))
         .with_state(state)
         .layer(RequestBodyLimitLayer::new(limits::HTTP_BODY_MAX_BYTES))
-        .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, clock::ms(limits::HTTP_TIMEOUT_MS)))
+        .layer(TimeoutLayer::with_status_code(
+            StatusCode::GATEWAY_TIMEOUT,
+            clock::ms(limits::HTTP_TIMEOUT_MS),
+        ))
         .layer(CatchPanicLayer::new())
         .layer(TraceLayer::new_for_http())
 }
@@ -67,9 +68,12 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: Cancellation
 async fn metrics(State(state): State<HttpState>) -> Response {
     match state.metrics {
         Some(handle) => {
-            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], handle.render()).into_response()
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], handle.render())
+                .into_response()
         }
-        None => (StatusCode::NOT_FOUND, "metrics are switched off (metrics.enabled = false)\n").into_response(),
+        None => {
+            (StatusCode::NOT_FOUND, "metrics are switched off (metrics.enabled = false)\n").into_response()
+        }
     }
 }
 

@@ -19,10 +19,10 @@ use super::grant::Grant;
 use super::id::TaskId;
 use super::slice::UnixMs;
 use super::state::State;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What happened to a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Move {
     /// Accepted into its due set.
@@ -111,21 +111,23 @@ impl Move {
 }
 
 /// One move of one task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Redis's time of the script call.
+    #[serde(with = "super::slice::rfc3339")]
     pub at: UnixMs,
     /// The task.
     pub id: TaskId,
     /// What happened.
     pub event: Move,
     /// Number of the grant, where one was concerned.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub fence: Option<u32>,
     /// Pod, executor or person that did it; empty when not known.
+    #[serde(rename = "executor")]
     pub actor: String,
     /// When the task is due now, where that changed; start − due of an ended task is in `cause`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due: Option<UnixMs>,
     /// Why, in words.
     pub cause: String,

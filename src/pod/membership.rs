@@ -28,8 +28,8 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
             Ok(view) => {
                 claimed_before = claimed;
                 let live: HashSet<String> = view.executors.iter().map(|e| e.record.id.clone()).collect();
-                for lost in seen.difference(&live).cloned() {
-                    let shared = Arc::clone(&shared);
+                for lost in seen.difference(&live) {
+                    let (shared, lost) = (Arc::clone(&shared), lost.clone());
                     tokio::spawn(async move { hand_back_inbox(&shared, &lost).await });
                 }
                 seen = live;
@@ -103,7 +103,9 @@ async fn hand_back_inbox(shared: &Shared, executor: &str) {
             hand_back(&shared.space, &shared.settings.id, &cause, rows).await;
             metric::handles().handed_back.add("lost", offers.len() as u64);
         }
-        Err(error) => tracing::warn!(executor, %error, "could not hand back the inbox of a lost executor; its tasks come back by their dispatch time-out"),
+        Err(error) => {
+            tracing::warn!(executor, %error, "could not hand back the inbox of a lost executor; its tasks come back by their dispatch time-out")
+        }
     }
 }
 

@@ -58,7 +58,8 @@ pub struct View {
 impl View {
     /// Puts a view together.
     pub fn new(pods: &[PodRecord], executors: Vec<ExecutorRecord>, groups: Vec<(u32, LaneGroup)>) -> Self {
-        let mut names: Vec<String> = pods.iter().filter(|pod| !pod.draining).map(|pod| pod.id.clone()).collect();
+        let mut names: Vec<String> =
+            pods.iter().filter(|pod| !pod.draining).map(|pod| pod.id.clone()).collect();
         names.sort_unstable();
         names.dedup();
         let mut executors: Vec<Arc<Executor>> =
@@ -68,7 +69,8 @@ impl View {
         let mut known: BTreeMap<Vec<usize>, usize> = BTreeMap::from([(Vec::new(), 0)]);
         let mut by_group = HashMap::with_capacity(groups.len());
         for (code, group) in groups {
-            let serving: Vec<usize> = (0..executors.len()).filter(|at| executors[*at].serves(&group)).collect();
+            let serving: Vec<usize> =
+                (0..executors.len()).filter(|at| executors[*at].serves(&group)).collect();
             let class = *known.entry(serving).or_insert_with_key(|serving| {
                 classes.push(serving.clone());
                 classes.len() - 1
@@ -93,13 +95,20 @@ mod tests {
 
     fn executor(id: &str, queues: &[&str], labels: &[&str]) -> ExecutorRecord {
         let text = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
-        ExecutorRecord { id: id.into(), queues: text(queues), labels: text(labels), capacity: 1, ..ExecutorRecord::default() }
+        ExecutorRecord {
+            id: id.into(),
+            queues: text(queues),
+            labels: text(labels),
+            capacity: 1,
+            ..ExecutorRecord::default()
+        }
     }
 
     #[test]
     fn groups_served_by_the_same_executors_share_a_class() {
         let group = |text: &str| LaneGroup::from_text(text).unwrap();
-        let groups = ["a", "b", "a|gpu", "c"].iter().zip(1..).map(|(text, code)| (code, group(text))).collect();
+        let groups =
+            ["a", "b", "a|gpu", "c"].iter().zip(1..).map(|(text, code)| (code, group(text))).collect();
         let draining = ExecutorRecord { draining: true, ..executor("z", &["*"], &[]) };
         let executors = vec![executor("y", &["a", "b"], &[]), executor("x", &["*"], &["gpu"]), draining];
         let view = View::new(&[], executors, groups);

@@ -51,6 +51,7 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     number("redis.pool", s.redis.pool, 1, POOL_MAX)?;
     number("executor.slots", s.executor.slots, 1, slots_max)?;
     number("executor.urgent_slots", s.executor.urgent_slots, 0, slots_max)?;
+    number("executor.prefetch", s.executor.prefetch, 0, slots_max)?;
 
     let span = |key: &str, value: Span, least: i64, most: i64| {
         if (least..=most).contains(&value.ms()) {
@@ -64,17 +65,31 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     span("pod.lock", s.pod.lock, 500, 60_000)?;
     span("pod.poll", s.pod.poll, 10, 60_000)?;
     span("pod.gather", s.pod.gather, 0, 1_000)?;
-    span("executor.drain", s.executor.drain, 0, limits::LEASE_MAX_MS)?;
+    span("executor.heartbeat", s.executor.heartbeat, 100, limits::LOST_AFTER_MS / 3)?;
+    span("executor.ack_gather", s.executor.ack_gather, 0, limits::ACK_GATHER_MAX_MS as i64)?;
+    span("executor.drain", s.executor.drain, 0, 3_600_000)?;
+    span("executor.stop_grace", s.executor.stop_grace, 0, 3_600_000)?;
     span("defaults.lease", s.defaults.lease, limits::LEASE_MIN_MS, limits::LEASE_MAX_MS)?;
-    span("defaults.dispatch_timeout", s.defaults.dispatch_timeout, limits::LEASE_MIN_MS, limits::LEASE_MAX_MS)?;
+    span(
+        "defaults.dispatch_timeout",
+        s.defaults.dispatch_timeout,
+        limits::LEASE_MIN_MS,
+        limits::LEASE_MAX_MS,
+    )?;
     span("metrics.upkeep", s.metrics.upkeep, 1_000, 5_000)?;
 
     if s.pod.poll >= s.pod.lock {
-        let detail = format!("{} must be below pod.lock ({}), else a sleeping pod loses its permit", s.pod.poll, s.pod.lock);
+        let detail = format!(
+            "{} must be below pod.lock ({}), else a sleeping pod loses its permit",
+            s.pod.poll, s.pod.lock
+        );
         return refuse("pod.poll", detail);
     }
     if s.redis.connect_timeout > s.redis.call_timeout {
-        let detail = format!("{} must not be above redis.call_timeout ({})", s.redis.connect_timeout, s.redis.call_timeout);
+        let detail = format!(
+            "{} must not be above redis.call_timeout ({})",
+            s.redis.connect_timeout, s.redis.call_timeout
+        );
         return refuse("redis.connect_timeout", detail);
     }
     Ok(warnings(s))
@@ -87,13 +102,21 @@ fn warnings(s: &Settings) -> Vec<Warning> {
             out.push(Warning { key, detail: detail.to_owned() });
         }
     };
-    warn(s.redis.allow_evicting, "redis.allow_evicting", "a Redis that evicts keys loses tasks when its memory is full");
+    warn(
+        s.redis.allow_evicting,
+        "redis.allow_evicting",
+        "a Redis that evicts keys loses tasks when its memory is full",
+    );
     warn(
         s.redis.call_timeout > s.pod.lock,
         "redis.call_timeout",
         "is above pod.lock: one slow call costs a pod its bucket",
     );
-    warn(s.pod.lock.ms() < 1_000, "pod.lock", "below 1s a short stall of the network moves buckets between pods");
+    warn(
+        s.pod.lock.ms() < 1_000,
+        "pod.lock",
+        "below 1s a short stall of the network moves buckets between pods",
+    );
     warn(
         s.defaults.lease.ms() < limits::LOST_AFTER_MS,
         "defaults.lease",
@@ -131,6 +154,7 @@ mod tests {
         assert_eq!(key(|s| s.pod.poll = s.pod.lock), "pod.poll");
         assert_eq!(key(|s| s.redis.connect_timeout = Span::from_ms(2_001)), "redis.connect_timeout");
         assert_eq!(key(|s| s.executor.slots = 0), "executor.slots");
+        assert_eq!(key(|s| s.executor.heartbeat = Span::from_ms(3_001)), "executor.heartbeat");
         assert_eq!(key(|s| s.executor.slots = 10_001), "executor.slots");
         assert_eq!(key(|s| s.defaults.retries = 255), "defaults.retries");
         assert_eq!(key(|s| s.defaults.backoff = "often".into()), "defaults.backoff");

@@ -12,7 +12,8 @@ use toml::{Table, Value};
 pub const ENV_PREFIX: &str = "MINUTEHAND__";
 
 /// Short names in the environment for what nearly everybody sets.
-pub const ENV_SHORT: [(&str, &str); 2] = [("MINUTEHAND_REDIS", "redis.url"), ("MINUTEHAND_NAMESPACE", "namespace")];
+pub const ENV_SHORT: [(&str, &str); 2] =
+    [("MINUTEHAND_REDIS", "redis.url"), ("MINUTEHAND_NAMESPACE", "namespace")];
 
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,7 +138,8 @@ impl Loaded {
             let place = match key.split_once('.') {
                 None => &mut out,
                 Some((section, _)) => {
-                    let table = out.entry(section).or_insert_with(|| serde_json::Value::Object(Default::default()));
+                    let table =
+                        out.entry(section).or_insert_with(|| serde_json::Value::Object(Default::default()));
                     match table.as_object_mut() {
                         Some(table) => table,
                         None => continue,
@@ -200,7 +202,8 @@ impl Layers {
     fn file(&mut self, path: PathBuf) -> Result<(), SettingsError> {
         let origin = Origin::File(path.clone());
         let broken = |detail: String| SettingsError { key: None, origin: origin.clone(), detail };
-        let text = std::fs::read_to_string(&path).map_err(|error| broken(format!("cannot be read: {error}")))?;
+        let text =
+            std::fs::read_to_string(&path).map_err(|error| broken(format!("cannot be read: {error}")))?;
         // The error of the parser shows line, column and the line itself.
         let table: Table = text.parse().map_err(|error| broken(format!("is not TOML: {error}")))?;
         leaves("", table, &mut |key, value| self.put(key, value, origin.clone()))
@@ -260,8 +263,9 @@ impl Layers {
     }
 
     fn finish(self) -> Result<Loaded, SettingsError> {
-        let origin_of =
-            |key: &str| self.values.get(key).map_or(Origin::Default, |(_, origin): &(Value, Origin)| origin.clone());
+        let origin_of = |key: &str| {
+            self.values.get(key).map_or(Origin::Default, |(_, origin): &(Value, Origin)| origin.clone())
+        };
         // Each length of time by itself, so that the error can name its key.
         let defaults: Table = DEFAULT_TOML.parse().unwrap_or_default();
         let mut spans = Vec::new();
@@ -358,6 +362,14 @@ mod tests {
         assert_eq!(s.pod.lock.ms(), limits::LOCK_MS);
         assert_eq!(s.pod.poll.ms(), limits::POLL_MS);
         assert_eq!(s.pod.gather.ms(), limits::CLAIM_GATHER_MAX_MS as i64);
+        let executor = crate::executor::ExecutorSettings::default();
+        assert_eq!(s.executor.slots, executor.slots);
+        assert_eq!(s.executor.urgent_slots, executor.urgent_slots);
+        assert_eq!(s.executor.prefetch, executor.prefetch);
+        assert_eq!(s.executor.heartbeat.ms() as u64, executor.heartbeat_ms);
+        assert_eq!(s.executor.ack_gather.ms() as u64, executor.ack_gather_ms);
+        assert_eq!(s.executor.drain.ms() as u64, executor.drain_grace_ms);
+        assert_eq!(s.executor.stop_grace.ms() as u64, executor.stop_grace_ms);
         assert_eq!(s.defaults.lease.ms(), limits::LEASE_MS);
         assert_eq!(s.defaults.dispatch_timeout.ms(), limits::DISPATCH_TIMEOUT_MS);
         assert_eq!(s.redis.call_timeout.ms(), limits::CALL_TIMEOUT_MS as i64);
@@ -370,8 +382,11 @@ mod tests {
 
     #[test]
     fn later_layers_hold_and_are_remembered() {
-        let (path, mut sources) = file("namespace = \"a\"\n[pod]\nlock = \"4s\"\npoll = \"2s\"\n[log]\nformat = \"json\"");
-        sources.env = env(&[("MINUTEHAND__POD__LOCK", "5s"), ("MINUTEHAND_REDIS", "redis://env"), ("PATH", "/bin")]).env;
+        let (path, mut sources) =
+            file("namespace = \"a\"\n[pod]\nlock = \"4s\"\npoll = \"2s\"\n[log]\nformat = \"json\"");
+        sources.env =
+            env(&[("MINUTEHAND__POD__LOCK", "5s"), ("MINUTEHAND_REDIS", "redis://env"), ("PATH", "/bin")])
+                .env;
         sources.flags = vec![Flag { name: "--redis", key: "redis.url", value: "redis://flag".into() }];
         let loaded = load(&sources).unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -393,9 +408,21 @@ mod tests {
     #[test]
     fn a_wrong_value_is_named_with_its_origin() {
         for (name, value, expected) in [
-            ("MINUTEHAND__POD__LOK", "5s", "pod.lok: is not a setting; did you mean pod.lock? (from environment MINUTEHAND__POD__LOK)"),
-            ("MINUTEHAND__REDIS__LOCK", "5s", "redis.lock: is not a setting; did you mean pod.lock? (from environment MINUTEHAND__REDIS__LOCK)"),
-            ("MINUTEHAND__REDIS__POOL", "many", "redis.pool: `many` must be a whole number (from environment MINUTEHAND__REDIS__POOL)"),
+            (
+                "MINUTEHAND__POD__LOK",
+                "5s",
+                "pod.lok: is not a setting; did you mean pod.lock? (from environment MINUTEHAND__POD__LOK)",
+            ),
+            (
+                "MINUTEHAND__REDIS__LOCK",
+                "5s",
+                "redis.lock: is not a setting; did you mean pod.lock? (from environment MINUTEHAND__REDIS__LOCK)",
+            ),
+            (
+                "MINUTEHAND__REDIS__POOL",
+                "many",
+                "redis.pool: `many` must be a whole number (from environment MINUTEHAND__REDIS__POOL)",
+            ),
         ] {
             assert_eq!(refused(&env(&[(name, value)])), expected);
         }
@@ -411,7 +438,9 @@ mod tests {
             assert!(text.starts_with(key) && text.ends_with(&format!("(from environment {name})")), "{text}");
         }
         let (path, sources) = file("[pod]\nlock = 5");
-        assert!(refused(&sources).starts_with("pod.lock: must be text in quotes, not a whole number (from file "));
+        assert!(
+            refused(&sources).starts_with("pod.lock: must be text in quotes, not a whole number (from file ")
+        );
         std::fs::write(&path, "[pod\n").unwrap();
         assert!(refused(&sources).contains("line 1"));
         std::fs::write(&path, "[pods]\nlock = \"3s\"").unwrap();

@@ -84,8 +84,16 @@ pub struct ExecutorSection {
     pub slots: u32,
     /// Slots beside these for P0 and P1 alone.
     pub urgent_slots: u32,
+    /// Tasks that may be fetched ahead of free slots.
+    pub prefetch: u32,
+    /// How often an executor reports itself.
+    pub heartbeat: Span,
+    /// Longest gathering of outcomes.
+    pub ack_gather: Span,
     /// Longest time for running tasks at a stop.
     pub drain: Span,
+    /// Time for a task that was told to stop.
+    pub stop_grace: Span,
 }
 
 /// What a task gets whose submitter says nothing else.

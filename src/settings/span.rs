@@ -28,7 +28,8 @@ impl Span {
 
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(i64, &str); 5] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
+        const UNITS: [(i64, &str); 5] =
+            [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
         if self.0 == 0 {
             return f.write_str("0s");
         }
@@ -62,7 +63,9 @@ mod tests {
 
     #[test]
     fn what_is_shown_reads_back() {
-        for (ms, text) in [(0, "0s"), (5, "5ms"), (3_000, "3s"), (5_400_000, "1h30m"), (90_061_001, "1d1h1m1s1ms")] {
+        for (ms, text) in
+            [(0, "0s"), (5, "5ms"), (3_000, "3s"), (5_400_000, "1h30m"), (90_061_001, "1d1h1m1s1ms")]
+        {
             assert_eq!(Span::from_ms(ms).to_string(), text);
             assert_eq!(parse_duration_ms("value", text).unwrap(), ms);
         }

@@ -19,7 +19,9 @@ mod subscribe;
 mod topology;
 
 pub mod check;
+pub mod dead;
 pub mod due;
+pub mod events;
 pub mod intake;
 pub mod member;
 pub mod read;

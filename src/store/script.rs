@@ -48,17 +48,19 @@ macro_rules! scripts {
 }
 
 scripts! {
-    SUBMIT = "intake.submit" "" ["lib/digit" "lib/event" "lib/place"] "intake/submit";
-    CANCEL = "intake.cancel" "allow-oom" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/pending"] "intake/cancel";
-    RESCHEDULE = "intake.reschedule" "" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending"] "intake/reschedule";
-    REPRIORITIZE = "intake.reprioritize" "" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending"] "intake/reprioritize";
-    CLAIM = "due.claim" "allow-oom" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/claim";
-    RELEASE = "due.release" "allow-oom" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/release";
+    SUBMIT = "intake.submit" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/place"] "intake/submit";
+    CANCEL = "intake.cancel" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/pending"] "intake/cancel";
+    RESCHEDULE = "intake.reschedule" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending"] "intake/reschedule";
+    REPRIORITIZE = "intake.reprioritize" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending"] "intake/reprioritize";
+    CLAIM = "due.claim" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/claim";
+    RELEASE = "due.release" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/release";
     YIELD = "due.yield" "allow-oom" [] "due/yield";
-    START = "run.start" "allow-oom" ["lib/event" "lib/run" "lib/hold"] "run/start";
-    RENEW = "run.renew" "allow-oom" ["lib/run" "lib/hold"] "run/renew";
-    OFFERED = "run.offer" "allow-oom" ["lib/event" "lib/run" "lib/hold"] "run/offer";
-    ACK = "run.ack" "allow-oom" ["lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "run/ack";
+    START = "run.start" "allow-oom" ["lib/need" "lib/event" "lib/run" "lib/hold"] "run/start";
+    RENEW = "run.renew" "allow-oom" ["lib/need" "lib/run" "lib/hold"] "run/renew";
+    OFFERED = "run.offer" "allow-oom" ["lib/need" "lib/event" "lib/run" "lib/hold"] "run/offer";
+    ACK = "run.ack" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "run/ack";
+    REDRIVE = "dead.redrive" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/pending"] "dead/redrive";
+    DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
     LANE = "queue.lane" "" [] "queue/lane";
     SPREAD = "queue.spread" "" [] "queue/spread";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
@@ -66,10 +68,12 @@ scripts! {
     INBOX = "member.inbox" "allow-oom" ["lib/room"] "member/inbox";
     OFFER = "member.offer" "allow-oom" ["lib/room"] "member/offer";
     TAKE = "member.take" "allow-oom" ["lib/room"] "member/take";
-    GET = "read.get" "no-writes" ["lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
+    GET = "read.get" "no-writes" ["lib/recent" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
+    DEAD = "read.dead" "no-writes" [] "read/dead";
+    TRACE = "read.trace" "no-writes" [] "read/trace";
     COUNTS = "read.counts" "no-writes" [] "read/counts";
-    AUDIT = "read.audit" "no-writes" ["lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/audit";
-    VERIFY = "read.verify" "no-writes" ["lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/verify";
+    AUDIT = "read.audit" "no-writes" ["lib/need" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/audit";
+    VERIFY = "read.verify" "no-writes" ["lib/need" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/verify";
     NAMES = "read.names" "no-writes" ["lib/digit"] "read/names";
     LAW = "read.law" "no-writes" ["lib/digit"] "read/law";
 }

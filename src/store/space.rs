@@ -260,8 +260,9 @@ impl Space {
     /// Names the key that a server's WRONGTYPE is about, where it can be found: one call over the names
     /// that every bucket has, what its agenda lists next, and the keys of this minute.
     async fn wrong_key(&self, guard: &Guard, detail: String) -> String {
-        if detail.starts_with("WRONGTYPE key ") {
-            return detail;
+        if let Some(named) = detail.strip_prefix("WRONGTYPE ").filter(|named| named.starts_with("key ")) {
+            // The server adds where in the script it was raised.
+            return named.split(" script: ").next().unwrap_or(named).to_owned();
         }
         let now_ms = match self.inner.injected_ms.load(Ordering::Relaxed) {
             REAL_TIME => self.inner.clock.now_ms(),
@@ -281,7 +282,8 @@ impl Space {
         names.extend((ten - 90..=ten).map(|ten| format!("recent:{ten}")));
         names.extend((0..40).map(|s| format!("lease:{}", now_ms.div_euclid(1_000) + s)));
         names.truncate(500);
-        let args = std::iter::once(Bytes::new()).chain(names.iter().map(|name| name.clone().into())).collect();
+        let args =
+            std::iter::once(Bytes::new()).chain(names.iter().map(|name| name.clone().into())).collect();
         let found = match self.inner.store.call(&script::NAMES, guard.keys.clone(), args).await {
             Ok(reply) => reply.fields(script::NAMES.name),
             Err(error) => Err(error),

@@ -21,7 +21,10 @@ async fn a_task_lives_from_submit_to_ack() {
     space.inject_now(Some(T0 + 5_000));
     let claimed = claim(&space, &claim_all("p1")).await;
     assert_eq!(claimed.tasks.len(), 1);
-    assert_eq!((claimed.tasks[0].id, claimed.tasks[0].due.0, claimed.tasks[0].grant.fence()), (id, T0 + 5_000, 1));
+    assert_eq!(
+        (claimed.tasks[0].id, claimed.tasks[0].due.0, claimed.tasks[0].grant.fence()),
+        (id, T0 + 5_000, 1)
+    );
     assert_eq!(claimed.next_due, None);
     assert_eq!(read::get(&space, id).await.unwrap().unwrap().state, State::Running);
 
@@ -94,7 +97,8 @@ async fn failures_are_tried_again_and_then_die() {
     let found = read::get(&space, id).await.unwrap().unwrap();
     assert_eq!(found.state, State::Dead);
     assert_eq!(found.dead.unwrap().0, "handler_error");
-    let errors: Vec<_> = found.attempts.iter().map(|a| (a.fence, a.error.as_str(), a.executor.as_str())).collect();
+    let errors: Vec<_> =
+        found.attempts.iter().map(|a| (a.fence, a.error.as_str(), a.executor.as_str())).collect();
     assert_eq!(errors, [(1, "boom 0", "ex-1"), (2, "boom 1", "ex-1"), (3, "boom 2", "ex-1")]);
 }
 
@@ -119,7 +123,10 @@ async fn lapsed_grants_come_back_uncounted_unless_started() {
     let third = claim(&space, &claim_all("p1")).await;
     assert_eq!((third.reaped, third.tasks.len()), (1, 0), "a lapse after the start waits for its back-off");
     let found = read::get(&space, id).await.unwrap().unwrap();
-    assert_eq!((found.state, found.place.unwrap().failures, found.place.unwrap().due.0), (State::Pending, 1, T0 + 25_000));
+    assert_eq!(
+        (found.state, found.place.unwrap().failures, found.place.unwrap().due.0),
+        (State::Pending, 1, T0 + 25_000)
+    );
 }
 
 #[tokio::test]

@@ -153,7 +153,8 @@ impl Timeline {
         let top = round_up(per_unit.iter().copied().fold(0.0, f64::max));
 
         let mut out = String::new();
-        let zone_name = zone.iana_name().map_or_else(|| zone.to_offset(timestamp(first.0)).to_string(), str::to_owned);
+        let zone_name =
+            zone.iana_name().map_or_else(|| zone.to_offset(timestamp(first.0)).to_string(), str::to_owned);
         let date = |at: i64, format: &str| timestamp(at).to_zoned(zone.clone()).strftime(format).to_string();
         let _ = writeln!(
             out,
@@ -177,11 +178,16 @@ impl Timeline {
             _ => writeln!(out, "\ntasks per {}", span(unit_ms)),
         };
         for line in (0..HEIGHT).rev() {
-            let label = if line % 2 == 1 || line == 0 { axis(top * (line + 1) as f64 / HEIGHT as f64) } else { String::new() };
+            let label = if line % 2 == 1 || line == 0 {
+                axis(top * (line + 1) as f64 / HEIGHT as f64)
+            } else {
+                String::new()
+            };
             let label = if line == 0 { String::new() } else { label };
             let _ = write!(out, "{label:>7} {}", if label.is_empty() { '│' } else { '┤' });
             for value in &per_unit {
-                let eighths = (value / top * (HEIGHT * 8) as f64 - (line * 8) as f64).round().clamp(0.0, 8.0) as usize;
+                let eighths =
+                    (value / top * (HEIGHT * 8) as f64 - (line * 8) as f64).round().clamp(0.0, 8.0) as usize;
                 // What is there is seen, however little it is.
                 let eighths = if line == 0 && *value > 0.0 { eighths.max(1) } else { eighths };
                 let block = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'][eighths];
@@ -267,7 +273,10 @@ mod tests {
         let text = line.draw(&TimeZone::UTC, 70);
         assert!(text.starts_with("13 tasks from 2025-11-30 14:00:00 to 2025-11-30 14:02:00 (UTC)\nbusiest minute: 8 tasks at 2025-11-30 14:00\n\ntasks per 5s\n"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 70), "{text}");
-        assert_eq!(line.to_json()["bins"][0], serde_json::json!({ "at": "2025-11-30T14:00:00.000Z", "tasks": 8 }));
+        assert_eq!(
+            line.to_json()["bins"][0],
+            serde_json::json!({ "at": "2025-11-30T14:00:00.000Z", "tasks": 8 })
+        );
         assert_eq!(Timeline::default().draw(&TimeZone::UTC, 60), "no tasks\n");
     }
 

@@ -43,7 +43,10 @@ pub fn dry_run(args: &ImportArgs, now: UnixMs, output: Output) -> Result<Exit, C
                 object.insert("dry_run".to_owned(), true.into());
                 object.insert("past".to_owned(), survey.past.into());
                 object.insert("bad".to_owned(), survey.bad.count.into());
-                object.insert("bad_rows".to_owned(), serde_json::to_value(&survey.bad.shown).unwrap_or_default());
+                object.insert(
+                    "bad_rows".to_owned(),
+                    serde_json::to_value(&survey.bad.shown).unwrap_or_default(),
+                );
             }
             render::print(&value.to_string());
         }
@@ -51,10 +54,18 @@ pub fn dry_run(args: &ImportArgs, now: UnixMs, output: Output) -> Result<Exit, C
             show_bad(&survey);
             let mut text = survey.timeline.draw(&plan.due_reader.zone(), render::width());
             if survey.past > 0 && plan.due_reader.rebase().is_none() {
-                text.push_str(&format!("{} of them are due in the past and would start at once\n", grouped(survey.past)));
+                text.push_str(&format!(
+                    "{} of them are due in the past and would start at once\n",
+                    grouped(survey.past)
+                ));
             }
             if let Some(row) = survey.first.front() {
-                text.push_str(&format!("first row: queue {}, {}, payload {}\n", row.queue, row.priority, render::payload_line(&row.payload)));
+                text.push_str(&format!(
+                    "first row: queue {}, {}, payload {}\n",
+                    row.queue,
+                    row.priority,
+                    render::payload_line(&row.payload)
+                ));
             }
             text.push_str(&format!("nothing was sent (--dry-run); {} bad\n", grouped(survey.bad.count)));
             render::print(&text);

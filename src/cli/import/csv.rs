@@ -35,7 +35,9 @@ impl<R: Read> CsvRows<R> {
             .from_reader(Bounded::new(input, limits::IMPORT_ROW_MAX_BYTES as u64));
         let mut record = ::csv::ByteRecord::new();
         if !reader.read_byte_record(&mut record).map_err(|error| broken(&error, 1))? {
-            return Err(ImportError::Header("the file is empty; its first row must name the columns".to_owned()));
+            return Err(ImportError::Header(
+                "the file is empty; its first row must name the columns".to_owned(),
+            ));
         }
         let crlf = record.iter().next_back().is_some_and(|cell| cell.ends_with(b"\r"));
         let names = header(&record)?;
@@ -81,7 +83,8 @@ impl<R: Read> CsvRows<R> {
     fn row(&mut self) -> Next {
         let cells = &self.record;
         if cells.len() != self.names.len() {
-            let detail = format!("the row has {}, the header has {}", columns(cells.len()), columns(self.names.len()));
+            let detail =
+                format!("the row has {}, the header has {}", columns(cells.len()), columns(self.names.len()));
             return Next::Bad(BadRow { line: self.line(), column: None, position: None, detail });
         }
         let line = self.line();
@@ -124,13 +127,18 @@ fn broken(error: &::csv::Error, line: u64) -> ImportError {
 /// Names of the columns: each there, each once, each text.
 fn header(record: &::csv::ByteRecord) -> Result<Vec<String>, ImportError> {
     if record.len() > limits::IMPORT_COLUMNS_MAX {
-        let detail = format!("the header has {} columns; at most {} are allowed", record.len(), limits::IMPORT_COLUMNS_MAX);
+        let detail = format!(
+            "the header has {} columns; at most {} are allowed",
+            record.len(),
+            limits::IMPORT_COLUMNS_MAX
+        );
         return Err(ImportError::Header(detail));
     }
     let mut names: Vec<String> = Vec::with_capacity(record.len());
     for (at, cell) in record.iter().enumerate() {
         if cell.trim_ascii_end().contains(&b'\r') {
-            let detail = "lines must end with LF or CR LF; this file has CR alone: tr '\\r' '\\n' makes it readable";
+            let detail =
+                "lines must end with LF or CR LF; this file has CR alone: tr '\\r' '\\n' makes it readable";
             return Err(ImportError::Header(detail.to_owned()));
         }
         let Ok(name) = std::str::from_utf8(cell.trim_ascii()) else {
@@ -153,7 +161,8 @@ fn find(names: &[String], role: Role, name: &str) -> Result<usize, ImportError> 
         let list = names.iter().map(|name| shown(name)).collect::<Vec<_>>().join(", ");
         let near = nearest(name, names.iter().map(String::as_str));
         let near = near.map_or(String::new(), |near| format!("; did you mean {}?", shown(near)));
-        let detail = format!("there is no column {} (--{}); the file has {list}{near}", shown(name), role.option());
+        let detail =
+            format!("there is no column {} (--{}); the file has {list}{near}", shown(name), role.option());
         ImportError::Header(detail)
     })
 }

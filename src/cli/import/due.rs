@@ -39,7 +39,8 @@ pub fn find_zone(name: &str) -> Result<TimeZone, FieldError> {
     let names: Vec<String> = known.available().map(|name| name.to_string()).collect();
     let city = name.rsplit('/').next().unwrap_or(name);
     // The city alone is as good as the full name: "Berlin" for Europe/Berlin.
-    let by_city = names.iter().find(|known| known.rsplit('/').next().is_some_and(|c| c.eq_ignore_ascii_case(city)));
+    let by_city =
+        names.iter().find(|known| known.rsplit('/').next().is_some_and(|c| c.eq_ignore_ascii_case(city)));
     let near = by_city.map(String::as_str).or_else(|| nearest(name, names.iter().map(String::as_str)));
     let hint = match near {
         Some(near) => format!("did you mean {near}?"),
@@ -109,7 +110,11 @@ impl DueReader {
         let digits = text.strip_prefix('-').unwrap_or(text);
         if !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) {
             if digits.len() != text.len() && digits.bytes().any(|b| b != b'0') {
-                return Err(FieldError::new("due", Reason::OutOfRange, format!("{} lies before 1970", shown(text))));
+                return Err(FieldError::new(
+                    "due",
+                    Reason::OutOfRange,
+                    format!("{} lies before 1970", shown(text)),
+                ));
             }
             let unit = match text.len() {
                 10 => 1_000,
@@ -124,21 +129,30 @@ impl DueReader {
                 let zone = find_zone(zone).map_err(|error| FieldError { field: "due", ..error })?;
                 return local_instant(&zone, local).map_err(|why| wrong(&why));
             }
-            return text.parse::<jiff::Zoned>().map(|at| UnixMs(at.timestamp().as_millisecond())).map_err(|e| wrong(&format!("is no time: {e}")));
+            return text
+                .parse::<jiff::Zoned>()
+                .map(|at| UnixMs(at.timestamp().as_millisecond()))
+                .map_err(|e| wrong(&format!("is no time: {e}")));
         }
         if has_offset(text) {
-            return text
-                .parse::<Timestamp>()
-                .map(|at| UnixMs(at.as_millisecond()))
-                .map_err(|error| match error.is_range() {
-                    true => FieldError::new("due", Reason::OutOfRange, format!("{} is no time that can be kept: {error}", shown(text))),
+            return text.parse::<Timestamp>().map(|at| UnixMs(at.as_millisecond())).map_err(
+                |error| match error.is_range() {
+                    true => FieldError::new(
+                        "due",
+                        Reason::OutOfRange,
+                        format!("{} is no time that can be kept: {error}", shown(text)),
+                    ),
                     false => wrong(&format!("is no time: {error}")),
-                });
+                },
+            );
         }
         match &self.zone {
             Some(zone) => local_instant(zone, text).map_err(|why| wrong(&why)),
             None if text.parse::<DateTime>().is_ok() => {
-                let detail = format!("{} has no offset; say with --tz which zone it is in, such as --tz UTC", shown(text));
+                let detail = format!(
+                    "{} has no offset; say with --tz which zone it is in, such as --tz UTC",
+                    shown(text)
+                );
                 Err(FieldError::new("due", Reason::Missing, detail))
             }
             None => Err(wrong("is no time")),
@@ -209,10 +223,16 @@ mod tests {
         assert_eq!(at("2026-10-25T02:30:00"), "2026-10-25T00:30:00.000Z");
         assert_eq!(at("2026-10-25T03:00:00"), "2026-10-25T02:00:00.000Z");
         // Half an hour of gap (Lord Howe), and a whole day that Samoa left out.
-        assert_eq!(read(&zone("Australia/Lord_Howe"), "2026-10-04T02:15:00").unwrap(), "2026-10-03T15:30:00.000Z");
+        assert_eq!(
+            read(&zone("Australia/Lord_Howe"), "2026-10-04T02:15:00").unwrap(),
+            "2026-10-03T15:30:00.000Z"
+        );
         assert_eq!(read(&zone("Pacific/Apia"), "2011-12-30T12:00:00").unwrap(), "2011-12-30T10:00:00.000Z");
         // New York, as in the example plan.
-        assert_eq!(read(&zone("America/New_York"), "2013-11-27T05:00:00").unwrap(), "2013-11-27T10:00:00.000Z");
+        assert_eq!(
+            read(&zone("America/New_York"), "2013-11-27T05:00:00").unwrap(),
+            "2013-11-27T10:00:00.000Z"
+        );
     }
 
     #[test]
@@ -241,13 +261,17 @@ mod tests {
         let detail = |name| find_zone(name).unwrap_err().detail;
         assert_eq!(detail("Europe/Belin"), "`Europe/Belin` is no time zone; did you mean Europe/Berlin?");
         assert_eq!(detail("Berlin"), "`Berlin` is no time zone; did you mean Europe/Berlin?");
-        assert_eq!(detail("Narnia"), "`Narnia` is no time zone; use an IANA name such as Europe/Berlin, or UTC");
+        assert_eq!(
+            detail("Narnia"),
+            "`Narnia` is no time zone; use an IANA name such as Europe/Berlin, or UTC"
+        );
     }
 
     #[test]
     fn a_replay_moves_and_shrinks_time() {
         let now = UnixMs(1_764_511_260_123);
-        let reader = zone("America/New_York").with_rebase("2013-11-27T05:00:00=now", Some(600.0), now).unwrap();
+        let reader =
+            zone("America/New_York").with_rebase("2013-11-27T05:00:00=now", Some(600.0), now).unwrap();
         let at = |text: &str| reader.read(text.as_bytes()).unwrap().0 - now.0;
         assert_eq!(at("2013-11-27T05:00:00"), 0);
         assert_eq!(at("2013-11-27T05:10:00"), 1_000);

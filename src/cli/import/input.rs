@@ -54,11 +54,19 @@ impl Input {
 
     /// An input of bytes in memory.
     pub fn of_bytes(name: &str, bytes: &[u8], format: Format) -> Result<Self, ImportError> {
-        let cannot = |error: io::Error| ImportError::Open { name: name.to_owned(), detail: error.to_string() };
+        let cannot =
+            |error: io::Error| ImportError::Open { name: name.to_owned(), detail: error.to_string() };
         let mut file = temporary().map_err(cannot)?;
         io::Write::write_all(&mut file, bytes).map_err(cannot)?;
         let size = Some(bytes.len() as u64);
-        Ok(Self { name: name.to_owned(), file: Some(file), again: true, size, read: Arc::default(), format: Some(format) })
+        Ok(Self {
+            name: name.to_owned(),
+            file: Some(file),
+            again: true,
+            size,
+            read: Arc::default(),
+            format: Some(format),
+        })
     }
 
     /// Makes sure that the input can be read twice: what is no plain file is first written to a
@@ -68,7 +76,10 @@ impl Input {
             return Ok(());
         }
         let name = self.name.clone();
-        let cannot = |error: io::Error| ImportError::Open { name: name.clone(), detail: format!("could not be set aside: {error}") };
+        let cannot = |error: io::Error| ImportError::Open {
+            name: name.clone(),
+            detail: format!("could not be set aside: {error}"),
+        };
         let mut spool = temporary().map_err(cannot)?;
         let copied = match self.file.take() {
             Some(mut file) => io::copy(&mut file, &mut spool),
@@ -82,7 +93,8 @@ impl Input {
 
     /// The bytes from the start, unpacked, and their format.
     pub fn start(&self) -> Result<(Format, Box<dyn BufRead>), ImportError> {
-        let cannot = |error: io::Error| ImportError::Open { name: self.name.clone(), detail: error.to_string() };
+        let cannot =
+            |error: io::Error| ImportError::Open { name: self.name.clone(), detail: error.to_string() };
         let raw: Box<dyn Read> = match &self.file {
             Some(file) => {
                 let mut file = file.try_clone().map_err(cannot)?;
@@ -94,7 +106,8 @@ impl Input {
             None => Box::new(io::stdin()),
         };
         self.read.store(0, Ordering::Relaxed);
-        let mut raw = BufReader::with_capacity(256 << 10, Counted { inner: raw, read: Arc::clone(&self.read) });
+        let mut raw =
+            BufReader::with_capacity(256 << 10, Counted { inner: raw, read: Arc::clone(&self.read) });
         let first = raw.fill_buf().map_err(cannot)?;
         let mut plain: Box<dyn BufRead> = if first.starts_with(&[0x1f, 0x8b]) {
             Box::new(BufReader::with_capacity(256 << 10, MultiGzDecoder::new(raw)))
@@ -102,7 +115,8 @@ impl Input {
             Box::new(raw)
         };
         let first = plain.fill_buf().map_err(cannot)?;
-        let refuse = |detail: &str| Err(ImportError::Open { name: self.name.clone(), detail: detail.to_owned() });
+        let refuse =
+            |detail: &str| Err(ImportError::Open { name: self.name.clone(), detail: detail.to_owned() });
         if first.starts_with(&[0xff, 0xfe]) || first.starts_with(&[0xfe, 0xff]) {
             return refuse("is UTF-16; iconv -f UTF-16 -t UTF-8 makes it readable");
         }
@@ -221,7 +235,14 @@ mod tests {
         packed.write_all(b"\xef\xbb\xbf {\"a\":1}\n").unwrap();
         let mut spool = temporary().unwrap();
         spool.write_all(&packed.finish().unwrap()).unwrap();
-        let input = Input { name: "x".into(), file: Some(spool), again: true, size: None, read: Arc::default(), format: None };
+        let input = Input {
+            name: "x".into(),
+            file: Some(spool),
+            again: true,
+            size: None,
+            read: Arc::default(),
+            format: None,
+        };
         for _ in 0..2 {
             let (format, mut bytes) = input.start().unwrap();
             let mut text = String::new();

@@ -77,7 +77,7 @@ pub enum Rows<R> {
     /// Comma-separated values.
     Csv(Box<csv::CsvRows<R>>),
     /// One object a line.
-    Ndjson(ndjson::NdjsonRows<R>),
+    Ndjson(Box<ndjson::NdjsonRows<R>>),
 }
 
 impl<R: BufRead> Rows<R> {
@@ -85,7 +85,7 @@ impl<R: BufRead> Rows<R> {
     pub fn new(format: Format, reader: R, plan: Plan) -> Result<Self, ImportError> {
         Ok(match format {
             Format::Csv => Self::Csv(Box::new(csv::CsvRows::new(reader, plan)?)),
-            Format::Ndjson => Self::Ndjson(ndjson::NdjsonRows::new(reader, plan)),
+            Format::Ndjson => Self::Ndjson(Box::new(ndjson::NdjsonRows::new(reader, plan))),
         })
     }
 
@@ -164,7 +164,8 @@ impl Report {
 
     /// One line for people.
     pub fn line(&self) -> String {
-        let plural = |n: u64, one: &str, more: &str| format!("{} {}", grouped(n), if n == 1 { one } else { more });
+        let plural =
+            |n: u64, one: &str, more: &str| format!("{} {}", grouped(n), if n == 1 { one } else { more });
         format!(
             "imported {} in {:.2} s ({} rows/s): {} created, {}, {} bad{}",
             plural(self.rows, "row", "rows"),
@@ -196,15 +197,22 @@ pub trait Sink: Clone + Send + Sync + 'static {
 }
 
 /// Reads `input` and sends its good rows to `sink`. Gives what was done even where it ended early.
-pub async fn run<S: Sink>(input: Input, plan: Plan, sink: S, progress: &mut Progress) -> (Report, Result<(), CliError>) {
+pub async fn run<S: Sink>(
+    input: Input,
+    plan: Plan,
+    sink: S,
+    progress: &mut Progress,
+) -> (Report, Result<(), CliError>) {
     let start = clock::mono();
     let (chunks, mut incoming) = mpsc::channel(limits::IMPORT_CHUNKS_WAITING);
     // A thread of its own and not the runtime's: one that waits for stdin cannot be ended.
-    let reader = std::thread::Builder::new().name("import".to_owned()).spawn(move || read(&input, &plan, &chunks));
+    let reader =
+        std::thread::Builder::new().name("import".to_owned()).spawn(move || read(&input, &plan, &chunks));
     let mut report = Report::default();
     let (mut bad, mut sending, mut done) = (BadRows::default(), JoinSet::new(), 0);
     let mut tick = tokio::time::interval(progress::TICK);
-    let mut result = reader.map(|_| ()).map_err(|error| CliError::failed(format!("could not start a thread: {error}")));
+    let mut result =
+        reader.map(|_| ()).map_err(|error| CliError::failed(format!("could not start a thread: {error}")));
     let mut open = result.is_ok();
     while open || !sending.is_empty() {
         tokio::select! {

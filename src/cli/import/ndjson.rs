@@ -33,10 +33,9 @@ impl<R: BufRead> NdjsonRows<R> {
     /// The next row, good or bad. Blank lines are passed over.
     pub fn next_row(&mut self) -> Result<Next, ImportError> {
         loop {
-            let found = self.next_line().map_err(|error| ImportError::Broken {
-                line: self.number,
-                detail: error.to_string(),
-            })?;
+            let found = self
+                .next_line()
+                .map_err(|error| ImportError::Broken { line: self.number, detail: error.to_string() })?;
             match found {
                 Line::End => return Ok(Next::End),
                 Line::TooLong => {

@@ -239,10 +239,14 @@ impl<'a> Json<'a> {
     }
 
     fn hex4(&mut self) -> Result<u32, JsonError> {
-        let Some(digits) = self.text.get(self.at..self.at + 4) else { return self.wrong("\\u needs four digits") };
+        let Some(digits) = self.text.get(self.at..self.at + 4) else {
+            return self.wrong("\\u needs four digits");
+        };
         let mut code = 0;
         for byte in digits {
-            let Some(digit) = char::from(*byte).to_digit(16) else { return self.wrong("\\u needs four digits") };
+            let Some(digit) = char::from(*byte).to_digit(16) else {
+                return self.wrong("\\u needs four digits");
+            };
             code = code * 16 + digit;
         }
         self.at += 4;
@@ -410,7 +414,19 @@ mod tests {
 
     #[test]
     fn integers_keep_every_digit() {
-        for text in ["9007199254740993", "18446744073709551615", "-9223372036854775808", "0", "-1", "-33", "-129", "127", "128", "65536", "4294967296"] {
+        for text in [
+            "9007199254740993",
+            "18446744073709551615",
+            "-9223372036854775808",
+            "0",
+            "-1",
+            "-33",
+            "-129",
+            "127",
+            "128",
+            "65536",
+            "4294967296",
+        ] {
             assert_eq!(round(text).to_string(), text);
         }
         assert_eq!(round("18446744073709551616"), Value::from("18446744073709551616"));
@@ -424,7 +440,9 @@ mod tests {
     #[test]
     fn golden_bytes() {
         let bytes = pack(br#" {"a":[1,-1,null,true,false],"b":"\u00e9\ud83d\ude00"} "#).unwrap();
-        let expected = [&[0x82, 0xa1, b'a', 0x95, 1, 0xff, 0xc0, 0xc3, 0xc2, 0xa1, b'b', 0xa6][..], "é😀".as_bytes()].concat();
+        let expected =
+            [&[0x82, 0xa1, b'a', 0x95, 1, 0xff, 0xc0, 0xc3, 0xc2, 0xa1, b'b', 0xa6][..], "é😀".as_bytes()]
+                .concat();
         assert_eq!(&bytes[..], &expected[..]);
         for count in [0, 15, 16, 65_535, 65_536] {
             let list = format!("[{}]", vec!["7"; count].join(","));
@@ -439,7 +457,20 @@ mod tests {
 
     #[test]
     fn what_is_not_json_is_refused_with_its_place() {
-        for (text, at) in [("", 0), ("{", 1), ("{\"a\"}", 4), ("[1,]", 3), ("01", 1), ("1.", 2), ("tru", 0), ("\"\\ud800\"", 7), ("\"\\udc00\"", 7), ("\"\t\"", 1), ("{} x", 3), ("NaN", 0)] {
+        for (text, at) in [
+            ("", 0),
+            ("{", 1),
+            ("{\"a\"}", 4),
+            ("[1,]", 3),
+            ("01", 1),
+            ("1.", 2),
+            ("tru", 0),
+            ("\"\\ud800\"", 7),
+            ("\"\\udc00\"", 7),
+            ("\"\t\"", 1),
+            ("{} x", 3),
+            ("NaN", 0),
+        ] {
             assert_eq!(pack(text.as_bytes()).map_err(|e| e.at), Err(at), "{text}");
         }
         assert_eq!(pack(b"\"a\xff\"").unwrap_err(), JsonError { at: 2, detail: "the string is not UTF-8" });
@@ -460,7 +491,8 @@ mod tests {
         leaf.prop_recursive(4, 64, 20, |inner| {
             prop_oneof![
                 proptest::collection::vec(inner.clone(), 0..20).prop_map(Value::from),
-                proptest::collection::btree_map(".{0,8}", inner, 0..20).prop_map(|map| Value::Object(map.into_iter().collect())),
+                proptest::collection::btree_map(".{0,8}", inner, 0..20)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
             ]
         })
     }

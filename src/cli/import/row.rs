@@ -186,7 +186,11 @@ impl RowMaker {
             }
         };
         if payload.len() > limits::PAYLOAD_MAX_BYTES {
-            let detail = format!("payload has {} bytes; at most {} are allowed", payload.len(), limits::PAYLOAD_MAX_BYTES);
+            let detail = format!(
+                "payload has {} bytes; at most {} are allowed",
+                payload.len(),
+                limits::PAYLOAD_MAX_BYTES
+            );
             return Err((Role::Due, FieldError::new("payload", Reason::TooLong, detail)));
         }
         Ok(Row { line, queue, priority, due, key, payload })

@@ -45,7 +45,8 @@ fn map(row: &Row) -> BTreeMap<String, serde_json::Value> {
 
 #[test]
 fn a_csv_row_is_a_task_and_its_other_columns_the_payload() {
-    let text = b"at,flight,note\r\n2013-11-27T05:00:00,US1,\"a, \"\"b\"\"\nc\"\r\n\r\n2013-11-27T05:15:00Z,UA2,\r\n";
+    let text =
+        b"at,flight,note\r\n2013-11-27T05:00:00,US1,\"a, \"\"b\"\"\nc\"\r\n\r\n2013-11-27T05:15:00Z,UA2,\r\n";
     let (rows, bad) = all(Format::Csv, text, keyed("at", "flight")).unwrap();
     assert!(bad.is_empty());
     assert_eq!(rows.len(), 2);
@@ -170,14 +171,22 @@ fn bytes_that_are_no_text_stay_bytes() {
 fn rows_are_bounded() {
     let open = [b"at,x\n1764511260,\"", &vec![b'y'; 6 << 20][..]].concat();
     let error = all(Format::Csv, &open, plan("at")).unwrap_err();
-    assert!(error.to_string().starts_with("line 2: the row is longer than 4194304 bytes; is a quote not closed?"), "{error}");
-    let long = [b"{\"at\":1764511260,\"x\":\"", &vec![b'y'; 6 << 20][..], b"\"}\n{\"at\":1764511260}\n"].concat();
+    assert!(
+        error.to_string().starts_with("line 2: the row is longer than 4194304 bytes; is a quote not closed?"),
+        "{error}"
+    );
+    let long =
+        [b"{\"at\":1764511260,\"x\":\"", &vec![b'y'; 6 << 20][..], b"\"}\n{\"at\":1764511260}\n"].concat();
     let (rows, bad) = all(Format::Ndjson, &long, plan("at")).unwrap();
     assert_eq!((rows.len(), bad), (1, vec!["line 1: the line is longer than 4194304 bytes".to_owned()]));
     let large = [b"at,x\n1764511260,", &vec![b'y'; (1 << 20) + 1][..], b"\n1764511260,z\n"].concat();
     let (rows, bad) = all(Format::Csv, &large, plan("at")).unwrap();
     assert_eq!(rows.len(), 1);
-    assert!(bad[0].starts_with("line 2: payload has 1048585 bytes; at most 1048576 are allowed"), "{}", bad[0]);
+    assert!(
+        bad[0].starts_with("line 2: payload has 1048585 bytes; at most 1048576 are allowed"),
+        "{}",
+        bad[0]
+    );
 }
 
 #[derive(Clone, Default)]

@@ -43,7 +43,10 @@ async fn the_exit_code_decides() {
     let later = sh("echo later >&2; exit 75", "").await.unwrap_err();
     assert_eq!((later.wait_ms(), later.message()), (Some((5_000, false)), "exit code 75: later"));
     assert_eq!(sh("kill -SEGV $$", "").await, Err(HandlerError::failed("ended by SIGSEGV")));
-    assert_eq!(sh("no-such-program", "").await.unwrap_err().message().split(':').next(), Some("exit code 127"));
+    assert_eq!(
+        sh("no-such-program", "").await.unwrap_err().message().split(':').next(),
+        Some("exit code 127")
+    );
 }
 
 #[tokio::test]
@@ -52,7 +55,8 @@ async fn the_payload_is_its_input_and_the_task_its_environment() {
                 $MINUTEHAND_ATTEMPT $MINUTEHAND_DUE >&2; cat >&2; exit 1";
     let error = sh(text, &b"\xffbytes"[..]).await.unwrap_err();
     let id = task("").id;
-    let expected = format!("exit code 1: {id}|{id}.3.0000000009|push.sms|2|2025-11-30T14:01:00.123Z|\u{fffd}bytes");
+    let expected =
+        format!("exit code 1: {id}|{id}.3.0000000009|push.sms|2|2025-11-30T14:01:00.123Z|\u{fffd}bytes");
     assert_eq!(error.message(), expected);
 }
 
@@ -74,7 +78,9 @@ async fn a_command_that_leaves_a_child_behind_has_ended() {
 }
 
 /// Reads the process id that a command wrote into a pipe, without waiting for any time.
-async fn with_fifo(command: &str) -> (tempdir::Dir, tokio::io::BufReader<tokio::net::unix::pipe::Receiver>, String) {
+async fn with_fifo(
+    command: &str,
+) -> (tempdir::Dir, tokio::io::BufReader<tokio::net::unix::pipe::Receiver>, String) {
     let dir = tempdir::Dir::new();
     let path = dir.path.join("fifo");
     let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
@@ -107,7 +113,9 @@ mod tempdir {
 /// Whether a process is there and not only waiting to be reaped.
 fn alive(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| !rest.trim().is_empty() && !rest.trim().starts_with(['Z', 'X']))
+    stat.rsplit(')')
+        .next()
+        .is_some_and(|rest| !rest.trim().is_empty() && !rest.trim().starts_with(['Z', 'X']))
 }
 
 #[tokio::test]
@@ -129,7 +137,8 @@ async fn a_cancelled_command_ends_with_all_that_it_started() {
 
 #[tokio::test]
 async fn a_command_that_is_dropped_is_killed_even_if_it_will_not_stop() {
-    let (_dir, mut fifo, command) = with_fifo("trap '' TERM; echo $$ > FIFO; while :; do sleep 600; done").await;
+    let (_dir, mut fifo, command) =
+        with_fifo("trap '' TERM; echo $$ > FIFO; while :; do sleep 600; done").await;
     let running = tokio::spawn(exec(command)(task(""), context().1));
     let mut pid = String::new();
     fifo.read_line(&mut pid).await.unwrap();
@@ -153,7 +162,10 @@ async fn server() -> String {
     let router = axum::Router::new()
         .route("/ok", post(|| async { StatusCode::NO_CONTENT }))
         .route("/echo", post(echo))
-        .route("/busy", post(|| async { (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "7")], "slow down") }))
+        .route(
+            "/busy",
+            post(|| async { (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "7")], "slow down") }),
+        )
         .route("/date", post(move || async move { (StatusCode::BAD_GATEWAY, date, "") }))
         .route("/down", post(|| async { (StatusCode::INTERNAL_SERVER_ERROR, "x".repeat(100_000)) }))
         .route("/moved", post(|| async { (StatusCode::FOUND, [("location", "/ok")], "") }))
