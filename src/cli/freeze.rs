@@ -21,30 +21,32 @@ pub async fn run(args: &FreezeArgs, freeze: bool, loaded: &Loaded, output: Outpu
     };
     let client = connect::client(loaded).await?;
     let who = connect::who();
-    let (now, changed) = if freeze {
+    let frost = if freeze {
         client.freeze(&scope, &who, &args.why).await?
     } else {
         client.thaw(&scope, &who).await?
     };
-    let mut value = serde_json::to_value(&now).map_err(|error| CliError::failed(error.to_string()))?;
-    value["changed"] = changed.into();
+    let value = serde_json::to_value(&frost).map_err(|error| CliError::failed(error.to_string()))?;
     render::show(output, &value, |_| {
         let name = match &scope {
             Scope::All => "everything".to_owned(),
             Scope::Queue(queue) => format!("queue {queue}"),
             Scope::Plan(plan) => format!("plan {plan}"),
         };
-        let mut lines = vec![match (freeze, changed) {
+        let mut lines = vec![match (freeze, frost.changed) {
             (true, true) => format!("{name} is frozen: nothing more of it starts"),
             (true, false) => format!("{name} was frozen already"),
             (false, true) => format!("{name} is thawed"),
             (false, false) => format!("{name} was not frozen"),
         }];
-        for frozen in &now.frozen {
+        for frozen in &frost.freeze.frozen {
             let why = if frozen.cause.is_empty() { String::new() } else { format!(": {}", render::safe(&frozen.cause)) };
             lines.push(format!("frozen since {}: {} by {}{why}", frozen.since, frozen.scope, render::safe(&frozen.who)));
         }
+        for pod in &frost.pods_behind {
+            lines.push(format!("pod {} has not followed yet", render::safe(pod)));
+        }
         lines.join("\n")
     });
-    Ok(Exit::Ok)
+    Ok(if frost.pods_behind.is_empty() { Exit::Ok } else { Exit::Failed })
 }

@@ -61,6 +61,21 @@ pub enum ClientError {
     FateUnknown(TaskId),
 }
 
+/// How long a freeze waits for the pods to follow.
+const FOLLOW_MAX: Duration = Duration::from_secs(4);
+
+/// What is frozen after a call, and who has heard of it.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Frost {
+    /// What is frozen now.
+    #[serde(flatten)]
+    pub freeze: Freeze,
+    /// Whether this call changed it.
+    pub changed: bool,
+    /// Live pods that do not follow yet; those that are dead without being missed yet are among them.
+    pub pods_behind: Vec<String>,
+}
+
 /// What a cancel did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cancelled {
@@ -152,16 +167,31 @@ impl Client {
         }
     }
 
-    /// Freezes a queue, a plan or everything; answers what is frozen now, and whether this call changed it.
-    pub async fn freeze(&self, scope: &Scope, who: &str, cause: &str) -> Result<(Freeze, bool), ClientError> {
+    /// Freezes a queue, a plan or everything, and waits until all live pods follow.
+    pub async fn freeze(&self, scope: &Scope, who: &str, cause: &str) -> Result<Frost, ClientError> {
         let space = self.space();
-        Ok(repeat(space, || queue::freeze(space, scope, who, cause)).await?)
+        let (freeze, changed) = repeat(space, || queue::freeze(space, scope, who, cause)).await?;
+        self.followed(freeze, changed).await
     }
 
-    /// Thaws a queue, a plan or everything.
-    pub async fn thaw(&self, scope: &Scope, who: &str) -> Result<(Freeze, bool), ClientError> {
+    /// Thaws a queue, a plan or everything, and waits until all live pods follow.
+    pub async fn thaw(&self, scope: &Scope, who: &str) -> Result<Frost, ClientError> {
         let space = self.space();
-        Ok(repeat(space, || queue::thaw(space, scope, who)).await?)
+        let (freeze, changed) = repeat(space, || queue::thaw(space, scope, who)).await?;
+        self.followed(freeze, changed).await
+    }
+
+    async fn followed(&self, freeze: Freeze, changed: bool) -> Result<Frost, ClientError> {
+        let (space, start) = (self.space(), crate::clock::mono());
+        loop {
+            let pods = repeat(space, || member::pods(space)).await?;
+            let behind = pods.iter().filter(|pod| pod.freeze_epoch < freeze.epoch);
+            let pods_behind: Vec<String> = behind.map(|pod| pod.id.clone()).collect();
+            if pods_behind.is_empty() || start.elapsed() >= FOLLOW_MAX {
+                return Ok(Frost { freeze, changed, pods_behind });
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Gives a pending task another priority.

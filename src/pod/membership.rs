@@ -25,7 +25,7 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
     let mut claimed_before = 0;
     loop {
         let claimed = shared.tally.claimed.load(Ordering::Relaxed);
-        match tick(&shared, claimed > claimed_before).await {
+        match tick(&shared, claimed > claimed_before, freeze_epoch).await {
             Ok(view) => {
                 claimed_before = claimed;
                 let live: HashSet<String> = view.executors.iter().map(|e| e.record.id.clone()).collect();
@@ -43,6 +43,8 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
                     if !view.freeze.frozen.is_empty() {
                         tokio::spawn(recall_frozen(Arc::clone(&shared), view));
                     }
+                    // Whoever froze it waits to hear that this pod follows.
+                    continue;
                 }
             }
             Err(error) => {
@@ -73,7 +75,7 @@ async fn any_news(news: &mut [Subscription; 4]) {
     }
 }
 
-async fn tick(shared: &Shared, busy: bool) -> Result<View, StoreError> {
+async fn tick(shared: &Shared, busy: bool, freeze_epoch: u64) -> Result<View, StoreError> {
     let (space, settings) = (&shared.space, &shared.settings);
     let me = PodRecord {
         id: settings.id.clone(),
@@ -84,6 +86,7 @@ async fn tick(shared: &Shared, busy: bool) -> Result<View, StoreError> {
         buckets: shared.dispatcher.buckets(),
         draining: false,
         busy,
+        freeze_epoch,
     };
     let pods = member::beat_pod(space, &me, settings.lock_ms).await?;
     let executors = member::executors(space).await?;

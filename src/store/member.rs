@@ -72,6 +72,8 @@ pub struct PodRecord {
     pub draining: bool,
     /// Whether it has claimed tasks since its last report.
     pub busy: bool,
+    /// The last change of what is frozen that it follows.
+    pub freeze_epoch: u64,
 }
 
 fn registry(space: &Space, room: &str) -> Guard {

@@ -56,11 +56,10 @@ async fn a_frozen_queue_starts_nothing_and_holds_nobody_up() {
     until("both queues run", async || cold.load(Ordering::SeqCst) == 1 && warm.load(Ordering::SeqCst) == 1).await;
 
     let scope = Scope::Queue(queue("cold"));
-    let (now, changed) = client.freeze(&scope, "op", "gateway is down").await.unwrap();
-    assert!(changed && now.frozen.len() == 1 && now.frozen[0].cause == "gateway is down");
-    let (_, changed) = client.freeze(&scope, "op", "").await.unwrap();
-    assert!(!changed, "the first cause stands");
-    // Once a task of another queue submitted later has run, the pod has long seen the cold one.
+    let frost = client.freeze(&scope, "op", "gateway is down").await.unwrap();
+    assert!(frost.changed && frost.pods_behind.is_empty());
+    assert!(frost.freeze.frozen.len() == 1 && frost.freeze.frozen[0].cause == "gateway is down");
+    assert!(!client.freeze(&scope, "op", "").await.unwrap().changed, "the first cause stands");
     let frozen = submit("cold").await;
     for n in 2..=6 {
         submit("warm").await;
@@ -71,8 +70,8 @@ async fn a_frozen_queue_starts_nothing_and_holds_nobody_up() {
     assert_eq!((view.state, view.view), (State::Pending, "held"));
     until("the lane stands aside", async || client.counts().await.unwrap().0.held == 1).await;
 
-    let (now, changed) = client.thaw(&scope, "op").await.unwrap();
-    assert!(changed && now.frozen.is_empty());
+    let frost = client.thaw(&scope, "op").await.unwrap();
+    assert!(frost.changed && frost.freeze.frozen.is_empty());
     until("what was frozen runs", async || cold.load(Ordering::SeqCst) == 2).await;
     stop.cancel();
     executor.await.unwrap().unwrap();
