@@ -108,6 +108,7 @@ if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
 local reaped, lapsed = 0, {}
 local function lapse(id, r)
   if lapsed[id] then return end
+  need('hash', 'task:' .. home(id))
   local spec, grant, holder = call('HGET', P .. 'task:' .. home(id), id), run_grant(r), run_holder(r)
   if not spec then
     -- dropped below
@@ -196,6 +197,7 @@ if #names == SETS then
   end
 end
 local function expire(key, id)
+  need('hash', 'task:' .. home(id))
   local spec, r = call('HGET', P .. 'task:' .. home(id), id), call('HGET', run, id)
   local at = spec and at_of(id, spec)
   if spec then

@@ -33,6 +33,7 @@ for i = 1, n do
   elseif run_bits(r) == 0 and (outcome == 'S' or outcome == 'C' or run_cancelled(r)) then
     need('hash', 'task:' .. home(id))
   else
+    need('hash', 'task:' .. home(id))
     local spec = call('HGET', P .. 'task:' .. home(id), id)
     specs[i] = spec
     if not spec then

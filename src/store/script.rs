@@ -68,7 +68,7 @@ scripts! {
     INBOX = "member.inbox" "allow-oom" ["lib/room"] "member/inbox";
     OFFER = "member.offer" "allow-oom" ["lib/room"] "member/offer";
     TAKE = "member.take" "allow-oom" ["lib/room"] "member/take";
-    GET = "read.get" "no-writes" ["lib/recent" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
+    GET = "read.get" "no-writes" ["lib/need" "lib/recent" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
     DEAD = "read.dead" "no-writes" [] "read/dead";
     TRACE = "read.trace" "no-writes" [] "read/trace";
     COUNTS = "read.counts" "no-writes" [] "read/counts";

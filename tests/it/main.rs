@@ -6,5 +6,7 @@ mod connect;
 mod dead;
 mod due;
 mod executor;
+mod foreign;
+mod intake;
 mod model;
 mod pod;
