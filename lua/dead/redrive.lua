@@ -3,7 +3,7 @@
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 who  3… id 16 + due 13
 -- gives   OK {stamp, a letter an id: P pending, K its key belongs to another task, ? no dead letter; the other id of each K}
--- bound   ids <= batch_max_rows
+-- bound   ids <= single_max_rows
 -- events  redriven
 -- memory  refused when full
 local counts = P .. 'counts'

@@ -46,7 +46,7 @@ need('stream', 'events')
 need_all('hash', 'run', 'at', 'tries')
 need_all('zset', 'agenda', 'leases', 'dead', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
 need('set', 'parked')
-need('string', 'last:' .. pod)
+need_all('string', 'last:' .. pod, lease_name(lnow + dispatch_ms))
 need_recent()
 for _, gone in ipairs(ended) do
   call('HDEL', lock, gone)
@@ -89,6 +89,8 @@ local function safely(f, ...)
   local ok, answer = pcall(f, ...)
   if ok then return answer end
   flush()
+  -- The server's pcall gives the text of an error; thrown as it is, it would get a place and another code.
+  if type(answer) == 'string' then answer = { err = string.find(answer, '^%u+ ') and answer or 'ERR ' .. answer } end
   error(answer)
 end
 
@@ -270,6 +272,7 @@ local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
 local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
 if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
 for _, id in ipairs(olds) do
+  safely(need, 'hash', 'task:' .. home(id))
   call('ZREM', P .. 'dead', id)
   call('UNLINK', P .. 'dead:' .. id)
   call('HDEL', P .. 'task:' .. home(id), id)
@@ -420,6 +423,7 @@ else
     local ring = {}
     for _, lane in ipairs(call('ZRANGE', P .. 'ring:' .. p, 0, LANES - 1)) do
       local l = lanes[lane] or { lane = lane, group = sub(lane, 1, 3), level = p, n = 0 }
+      safely(need, 'zset', 'ready:' .. lane)
       l.all = call('ZCARD', P .. 'ready:' .. lane)
       -- After a leap back some of what was ripe is not.
       l.size = now < clock and call('ZCOUNT', P .. 'ready:' .. lane, '-inf', now) or l.all
@@ -454,6 +458,7 @@ else
     local m = 0
     for i = 1, #got, 2 do
       if big then
+        safely(need, 'hash', 'task:' .. home(got[i]))
         bytes = bytes - call('HSTRLEN', P .. 'task:' .. home(got[i]), got[i])
         if bytes < 0 and #chosen > 0 then full = true break end
       end
@@ -538,7 +543,6 @@ if n > 0 then
   end
   local ats = call('EXISTS', P .. 'at') == 1 and call('HMGET', P .. 'at', unpack(ids)) or {}
   local deadline = lnow + dispatch_ms
-  safely(need, 'string', lease_name(deadline))
   local dl = format('%013.0f', deadline)
   local first = dl .. '00000001' .. nonce .. '00'
   local first_grant = '00000001' .. nonce
@@ -554,6 +558,7 @@ if n > 0 then
       local flags, grant, r, failures = byte(spec, 2), first_grant, nil, '00'
       local late = flags % 32 >= 16 and spec_options(spec).start_before
       if late and late < now then
+        safely(need_end, id, spec)
         ended = ended + 1
         count('skipped', 1)
         finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000')
@@ -605,8 +610,9 @@ local next_due = -1
 if backlog == 0 and not truncated then
   for _, name in ipairs(call('ZRANGE', agenda, 0, 7)) do
     local kind, head = sub(name, 1, 1), nil
-    if kind == 't' then head = call('ZRANGE', P .. 'timer:' .. sub(name, 2), 0, 0, 'WITHSCORES')
-    elseif kind ~= 'k' then head = call('ZRANGE', P .. 'due:' .. name, 0, 0, 'WITHSCORES') end
+    -- One of another type is met when it is due.
+    if kind == 't' then head = redis.pcall('ZRANGE', P .. 'timer:' .. sub(name, 2), 0, 0, 'WITHSCORES')
+    elseif kind ~= 'k' then head = redis.pcall('ZRANGE', P .. 'due:' .. name, 0, 0, 'WITHSCORES') end
     local due = head and head[2] and tonumber(head[2])
     if due and (next_due < 0 or due < next_due) then next_due = due end
   end

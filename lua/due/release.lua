@@ -3,7 +3,7 @@
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 who  3 cause  4… id 16 + grant 18
 -- gives   OK {stamp, a letter a row: H handed back, C cancelled, Z stale}
--- bound   rows <= batch_max_rows
+-- bound   rows <= single_max_rows
 -- events  handed back, cancelled
 -- memory  allow-oom
 local who, run, counts = ARGV[2], P .. 'run', P .. 'counts'

@@ -5,7 +5,7 @@
 --         id 16 + grant 18 + outcome 1 + lag 5 + took 5 + lag bin 2 + text
 --         outcome: S done, C cancelled, F failed, D do not retry, A after (13 digits of ms, then 1 if counted, then text)
 -- gives   OK {stamp, a letter a row: S, C, R tried again, D dead, Z stale, N known already; due of each R}
--- bound   rows <= batch_max_rows
+-- bound   rows <= ack_max_weight, where one that does not end its task counts as ack_failure_weight
 -- events  ended; retried, died, cancelled
 -- memory  allow-oom
 local who, again, chance = ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])

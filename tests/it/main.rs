@@ -10,3 +10,5 @@ mod foreign;
 mod intake;
 mod model;
 mod pod;
+mod read;
+mod run;
