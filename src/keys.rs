@@ -36,6 +36,7 @@
 //! | --- | --- | --- |
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
+//! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |

@@ -181,12 +181,5 @@ call('HINCRBY', counts, 'pending', created)
 if not meta[3] then call('HSET', KEYS[1], 'v', '1') end
 if tonumber(ARGV[5]) > tonumber(meta[2] or 0) then call('HSET', KEYS[1], 'maxspec', ARGV[5]) end
 emit('s', '', table.concat(records))
--- A holder that sleeps beyond the first due time is woken; the poll backs this up.
-local first = tonumber(ARGV[4])
-for _, v in ipairs(call('HVALS', P .. 'lock')) do
-  if tonumber(sub(v, 17, 29)) > now and tonumber(sub(v, 30, 42)) > first then
-    call('SPUBLISH', P .. 'wake', ARGV[4])
-    break
-  end
-end
+wake(tonumber(ARGV[4]))
 return answers

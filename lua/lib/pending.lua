@@ -16,12 +16,3 @@ local function ended(hit)
   return letter == 'D' and 'Z' or letter
 end
 local function outcome(id) return ended(recall({ [id] = true }, 1, 90, 16777216)[id]) end
--- Wakes a sleeping holder when a task became due before its planned wake-up.
-local function wake(due)
-  for _, v in ipairs(call('HVALS', P .. 'lock')) do
-    if tonumber(sub(v, 17, 29)) > now and tonumber(sub(v, 30, 42)) > due then
-      call('SPUBLISH', P .. 'wake', format('%.0f', due))
-      break
-    end
-  end
-end

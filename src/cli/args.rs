@@ -78,6 +78,10 @@ pub enum Command {
     Cancel(IdArgs),
     /// Change when a task is due
     Reschedule(RescheduleArgs),
+    /// Let nothing more of a queue, a plan or everything start; what runs goes on
+    Freeze(FreezeArgs),
+    /// Let what was frozen start again
+    Thaw(FreezeArgs),
     /// Tell a task's whole life, with causes
     Trace(IdArgs),
     /// Dead letters: list, show, redrive, delete
@@ -99,6 +103,28 @@ pub enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
+}
+
+/// What to freeze or thaw.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("scope").required(true).args(["queue", "plan", "all"])), after_help = "\
+Nothing more starts within a second; offers that have not started come back out of the inboxes.
+Examples:
+  minutehand freeze --queue push.sms --why 'gateway is down'
+  minutehand thaw --queue push.sms")]
+pub struct FreezeArgs {
+    /// This queue
+    #[arg(long, value_name = "NAME")]
+    pub queue: Option<String>,
+    /// This plan
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
+    /// Everything in the namespace
+    #[arg(long)]
+    pub all: bool,
+    /// Why, for those who look at it later
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub why: String,
 }
 
 /// What to do with dead letters.

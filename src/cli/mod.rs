@@ -10,6 +10,7 @@ mod demo;
 pub mod dev;
 pub mod error;
 mod events;
+mod freeze;
 mod get;
 pub mod import;
 pub mod input;
@@ -109,6 +110,8 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Get(args) => get::run(args, loaded, output).await,
         Command::Cancel(args) => cancel::run(args, loaded, output).await,
         Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
+        Command::Freeze(args) => freeze::run(args, true, loaded, output).await,
+        Command::Thaw(args) => freeze::run(args, false, loaded, output).await,
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,
         Command::Events(command) => events::run(command, loaded, output).await,

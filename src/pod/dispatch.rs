@@ -232,6 +232,7 @@ impl Dispatcher {
             executors: view.executors.clone(),
             groups: view.groups.clone(),
             classes: view.classes.clone(),
+            freeze: view.freeze.clone(),
         });
         inner.waiting.extend(lost);
         drop(inner);
@@ -370,8 +371,15 @@ impl Dispatcher {
     /// Tasks that nobody serves go back; their queue is then known as closed.
     async fn strand(&self, parcels: Vec<Parcel>) {
         metric::handles().handed_back.add("no_executor", parcels.len() as u64);
-        let rows = parcels.iter().map(|parcel| (parcel.id, parcel.grant)).collect();
-        hand_back(&self.space, &self.pod, "no executor serves its queue and labels", rows).await;
+        let view = Arc::clone(&self.inner.lock().view);
+        let frozen = |parcel: &Parcel| {
+            view.groups.get(&parcel.group).is_some_and(|(group, _)| view.freeze.of_queue(&group.queue).is_some())
+        };
+        let (held, unserved): (Vec<_>, Vec<_>) = parcels.iter().partition(|parcel| frozen(parcel));
+        for (parcels, cause) in [(held, "frozen"), (unserved, "no executor serves its queue and labels")] {
+            let rows = parcels.iter().map(|parcel| (parcel.id, parcel.grant)).collect();
+            hand_back(&self.space, &self.pod, cause, rows).await;
+        }
         self.tally.handed_back.fetch_add(parcels.len() as u64, Ordering::Relaxed);
     }
 

@@ -50,8 +50,9 @@ pub async fn stretch(
     while fields.left() > 0 {
         fields.bytes("entry")?;
         let kind = fields.bytes("kind")?;
-        let data = fields.bytes("data")?;
-        match event::decode(kind.first().copied().unwrap_or(0), &data) {
+        let head = fields.bytes("head")?;
+        let records = fields.bytes("records")?;
+        match event::decode(kind.first().copied().unwrap_or(0), &head, &records) {
             Ok(events) => {
                 out.events.extend(events.into_iter().filter(|event| id.is_none_or(|id| event.id == id)))
             }

@@ -10,5 +10,6 @@ mod foreign;
 mod intake;
 mod model;
 mod pod;
+mod queue;
 mod read;
 mod run;
