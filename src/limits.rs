@@ -27,10 +27,10 @@ pub const BATCH_MAX_ROWS: usize = 1_000;
 /// Most rows of one script call that touches each task by itself (cancel, release, redrive, delete): 10 to 20 µs each.
 /// Longer lists are sent in pieces.
 pub const SINGLE_MAX_ROWS: usize = 250;
-/// Most weight of one ack, where an outcome that ends its task weighs 1: about 7 µs.
-pub const ACK_MAX_WEIGHT: usize = 1_000;
+/// Most weight of one ack, where an outcome that ends its task weighs 1: 4 µs, or 8 with a key and a time-out to clear.
+pub const ACK_MAX_WEIGHT: usize = 500;
 /// Weight of an outcome that sets its task back or buries it: about 40 µs with a long error text.
-pub const ACK_FAILURE_WEIGHT: usize = 8;
+pub const ACK_FAILURE_WEIGHT: usize = 4;
 /// Most bytes in one submit or claim: keeps one call from holding Redis's network buffers.
 pub const BATCH_MAX_BYTES: usize = 4 << 20;
 /// Most ids moved from due sets into lanes by one claim.

@@ -465,14 +465,9 @@ else
     local m, lane = 0, l.lane
     for _, id in ipairs(got) do
       if big then
-<<<<<<< HEAD
-        safely(need, 'hash', 'task:' .. home(got[i]))
-        bytes = bytes - call('HSTRLEN', P .. 'task:' .. home(got[i]), got[i])
-        if bytes < 0 and #chosen > 0 then full = true break end
-=======
+        safely(need, 'hash', 'task:' .. home(id))
         bytes = bytes - call('HSTRLEN', P .. 'task:' .. home(id), id)
         if bytes < 0 and chosen_n > 0 then full = true break end
->>>>>>> main
       end
       chosen_n = chosen_n + 1
       chosen[chosen_n] = id .. lane
@@ -574,44 +569,13 @@ if n > 0 then
       count('deleted', 1)
       call('HDEL', P .. 'at', id)
       rares[#rares + 1] = rare(id, NO_GRANT, 'F', 0, 'due without a spec: dropped')
-<<<<<<< HEAD
-    else
-      local flags, grant, r, failures = byte(spec, 2), first_grant, nil, '00'
-      local late = flags % 32 >= 16 and spec_options(spec).start_before
-      if late and late < now then
-        safely(need_end, id, spec)
-        ended = ended + 1
-        count('skipped', 1)
-        finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000')
-        rares[#rares + 1] = rare(id, NO_GRANT, 'K', 0, 'too late: it was not to start after its latest start')
-      else
-        local bits = flags % 2 + (flags % 16 >= 8 and 2 or 0)
-        if ats[i] then
-          local at = at_read(ats[i])
-          local fence = format('%08x', tonumber(at.fence, 16) + 1)
-          grant = fence .. nonce
-          failures = format('%02x', at.failures)
-          r = 'c-' .. (bits + 4) .. dl .. grant .. format('%02x', at.losses) .. lane .. pod
-        else
-          r = 'c-' .. bits .. first .. lane .. pod
-        end
-        hset[#hset + 1] = id
-        hset[#hset + 1] = r
-        granted[#granted + 1] = id
-        records[#records + 1] = id .. grant
-        local head = id .. lane .. grant .. format('%013.0f', dues[i]) .. failures
-        heads[#heads + 1] = head
-        out[#out + 1] = head
-        out[#out + 1] = spec
-      end
-=======
       return true
     elseif late < now then
+      safely(need_end, id, spec)
       count('skipped', 1)
       finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000')
       rares[#rares + 1] = rare(id, NO_GRANT, 'K', 0, 'too late: it was not to start after its latest start')
       return true
->>>>>>> main
     end
   end
   for i = 1, n do

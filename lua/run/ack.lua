@@ -84,14 +84,7 @@ for i = 1, n do
       past[id] = true
       n_past = n_past + 1
     end
-<<<<<<< HEAD
-  elseif run_bits(r) == 0 and (outcome == 'S' or outcome == 'C' or run_cancelled(r)) then
-    need('hash', 'task:' .. home(id))
-  else
-    need('hash', 'task:' .. home(id))
-=======
   elseif not (run_bits(r) == 0 and (outcome == 'S' or outcome == 'C' or run_cancelled(r))) then
->>>>>>> main
     local spec = call('HGET', P .. 'task:' .. home(id), id)
     specs[i] = spec
     if not spec then

@@ -216,7 +216,6 @@ pub async fn ack(
         out.append(&mut ack_piece(space, bucket, executor, piece, again).await?);
         rest = after;
     }
-<<<<<<< HEAD
     Ok(out)
 }
 
@@ -240,8 +239,6 @@ async fn ack_piece(
     rows: &[AckRow],
     again: bool,
 ) -> Result<Vec<AckAnswer>, StoreError> {
-    let mut args = space.args(3 + rows.len(), 64 + rows.len() * 52);
-=======
     // By home minute: each has a hash of its own, and its ids go to it in one stretch. Within it by grant: the tasks of
     // one claim share theirs, so it is sent once. Equal rows keep their order.
     let run_of = |row: &AckRow| (row.id.home(), row.grant);
@@ -256,7 +253,6 @@ async fn ack_piece(
     let mut worst = -1;
     let clipped = |ms: i64| ms.clamp(0, (1 << 30) - 1);
     let mut args = space.args(64 + rows.len() * 3, 256 + rows.len() * 128);
->>>>>>> main
     args.bytes(clip(executor, 32)).bytes(if again { b"1" } else { b"" }).number(fastrand::f64());
     args.number(rows.len()).bytes(if plain { b"1" } else { b"" });
     for row in &order {

@@ -548,7 +548,10 @@ impl Meter {
             "intake.cancel plain" | "intake.cancel heavy" | "intake.cancel ended" | "due.release" => {
                 limits::BATCH_MAX_ROWS / limits::SINGLE_MAX_ROWS
             }
-            "run.ack failed" | "run.ack fatal" | "run.ack after" => limits::ACK_FAILURE_WEIGHT,
+            "run.ack failed" | "run.ack fatal" | "run.ack after" => {
+                limits::BATCH_MAX_ROWS * limits::ACK_FAILURE_WEIGHT / limits::ACK_MAX_WEIGHT
+            }
+            "run.ack succeeded" | "run.ack succeeded heavy" => limits::BATCH_MAX_ROWS / limits::ACK_MAX_WEIGHT,
             _ => 1,
         } as u64;
         let before = self.spent_us().await;
