@@ -8,7 +8,7 @@
 -- memory  allow-oom
 local who, run, counts = ARGV[2], P .. 'run', P .. 'counts'
 need('stream', 'events')
-need_all('hash', 'counts', 'run', 'at', 'tries')
+need_all('hash', 'counts', 'run', 'at', 'tries', 'lock')
 need('zset', 'agenda')
 local ids, letters, rares, pending, cancelled, gone, seen = {}, {}, {}, 0, 0, 0, {}
 for i = 1, #ARGV - 3 do ids[i] = sub(ARGV[i + 3], 1, 16) end

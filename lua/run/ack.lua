@@ -20,7 +20,7 @@ local texts_at = ids_at + n
 local lag_name = 'lag:' .. format('%.0f', floor(now / 60000))
 local lag_key = P .. lag_name
 need('stream', 'events')
-need_all('hash', 'counts', 'run', 'at', 'tries', lag_name)
+need_all('hash', 'counts', 'run', 'at', 'tries', 'lock', lag_name)
 need_all('zset', 'agenda', 'dead')
 need_recent()
 for a = runs_at + 1, bins_at, 3 do need('hash', 'task:' .. args[a]) end

@@ -11,6 +11,7 @@
 mod args;
 mod connect;
 mod error;
+mod mutate;
 mod reply;
 mod script;
 mod script_call;

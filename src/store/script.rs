@@ -12,17 +12,24 @@ pub struct Script {
     /// The whole text as the server gets it.
     pub body: &'static str,
     sha: OnceLock<String>,
+    /// The text with a fault planted on purpose, where there is one.
+    planted: OnceLock<Option<String>>,
 }
 
 impl Script {
     /// A script; costs nothing until it is called.
     pub const fn new(name: &'static str, body: &'static str) -> Self {
-        Self { name, body, sha: OnceLock::new() }
+        Self { name, body, sha: OnceLock::new(), planted: OnceLock::new() }
     }
 
     /// The digest by which the server knows the script: lower-case hex of SHA-1.
     pub fn sha1(&self) -> &str {
-        self.sha.get_or_init(|| format!("{:x}", Sha1::digest(self.body.as_bytes())))
+        self.sha.get_or_init(|| format!("{:x}", Sha1::digest(self.text().as_bytes())))
+    }
+
+    /// The text that the server gets: [`Self::body`], unless a fault is planted.
+    pub fn text(&self) -> &str {
+        self.planted.get_or_init(|| super::mutate::text(self)).as_deref().unwrap_or(self.body)
     }
 }
 

@@ -132,7 +132,7 @@ pub(super) async fn send(
 
 /// Makes a script known to one server.
 pub(super) async fn load(client: &Client, script: &'static Script, left: Duration) -> Result<(), Fault> {
-    let body = [Bytes::from_static(script.body.as_bytes())];
+    let body = [Bytes::from_static(script.text().as_bytes())];
     let got = send(client, Request::Command { name: "SCRIPT LOAD", args: &body }, left, false).await?;
     match got {
         Reply::Bytes(sha) if sha == script.sha1().as_bytes() => Ok(()),

@@ -279,7 +279,7 @@ async fn a_foreign_key_stops_every_move_of_a_granted_task_before_it_writes() {
         planted.undo().await;
     }
 
-    let always: Vec<String> = ["meta", "run", "events", "counts", "at", "tries", "dead", "agenda", "recents"]
+    let always: Vec<String> = ["meta", "run", "events", "counts", "at", "tries", "dead", "agenda", "recents", "lock"]
         .into_iter()
         .map(str::to_owned)
         .chain([
@@ -315,7 +315,7 @@ async fn a_foreign_key_stops_every_move_of_a_granted_task_before_it_writes() {
 
     let ready = format!("ready:{}", lane.as_str());
     let rows: Vec<_> = tasks.iter().map(|task| (task.id, task.grant)).collect();
-    for name in ["run", "events", "counts", "at", "ring:3", &ready, &format!("task:{due}")] {
+    for name in ["run", "events", "counts", "at", "lock", "ring:3", &ready, &format!("task:{due}")] {
         let planted = Planted::at(&space, name).await;
         planted.refuses(due::release(&space, bucket(), "p1", "", &rows).await);
         planted.nothing_changed().await;
