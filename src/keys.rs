@@ -199,7 +199,8 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 8] = [
+pub const ROOM_KEYS: [(&str, &str); 9] = [
+    ("frozen", "hash"),
     ("by_name", "hash"),
     ("by_code", "hash"),
     ("spread", "hash"),
@@ -217,6 +218,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
         (room, name),
         ("lanes", "by_name" | "by_code")
             | ("spread", "spread")
+            | ("freeze", "frozen")
             | ("pods" | "executors", "records" | "seen")
             | ("x", "slots" | "inbox" | "urgent")
     );

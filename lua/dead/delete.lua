@@ -3,7 +3,7 @@
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 who  3… ids
 -- gives   OK {stamp, a letter an id: Z deleted, ? no dead letter}
--- bound   ids <= batch_max_rows
+-- bound   ids <= single_max_rows
 -- events  deleted
 -- memory  allow-oom
 local counts = P .. 'counts'

@@ -47,7 +47,7 @@ need('stream', 'events')
 need_all('hash', 'run', 'at', 'tries')
 need_all('zset', 'agenda', 'leases', 'dead', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
 need('set', 'parked')
-need('string', 'last:' .. pod)
+need_all('string', 'last:' .. pod, lease_name(lnow + dispatch_ms))
 need_recent()
 for _, gone in ipairs(ended) do
   call('HDEL', lock, gone)
@@ -94,6 +94,8 @@ local function safely(f, ...)
   local ok, answer = pcall(f, ...)
   if ok then return answer end
   flush()
+  -- The server's pcall gives the text of an error; thrown as it is, it would get a place and another code.
+  if type(answer) == 'string' then answer = { err = string.find(answer, '^%u+ ') and answer or 'ERR ' .. answer } end
   error(answer)
 end
 
@@ -113,6 +115,7 @@ if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
 local reaped, lapsed = 0, {}
 local function lapse(id, r)
   if lapsed[id] then return end
+  need('hash', 'task:' .. home(id))
   local spec, grant, holder = call('HGET', P .. 'task:' .. home(id), id), run_grant(r), run_holder(r)
   if not spec then
     -- dropped below
@@ -201,6 +204,7 @@ if #names == SETS then
   end
 end
 local function expire(key, id)
+  need('hash', 'task:' .. home(id))
   local spec, r = call('HGET', P .. 'task:' .. home(id), id), call('HGET', run, id)
   local at = spec and at_of(id, spec)
   if spec then
@@ -273,6 +277,7 @@ local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
 local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
 if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
 for _, id in ipairs(olds) do
+  safely(need, 'hash', 'task:' .. home(id))
   call('ZREM', P .. 'dead', id)
   call('UNLINK', P .. 'dead:' .. id)
   call('HDEL', P .. 'task:' .. home(id), id)
@@ -429,6 +434,7 @@ else
     local ring = {}
     for _, lane in ipairs(call('ZRANGE', P .. 'ring:' .. p, 0, LANES - 1)) do
       local l = lanes[lane] or { lane = lane, group = sub(lane, 1, 3), level = p, n = 0 }
+      safely(need, 'zset', 'ready:' .. lane)
       l.all = call('ZCARD', P .. 'ready:' .. lane)
       -- After a leap back some of what was ripe is not.
       l.size = now < clock and call('ZCOUNT', P .. 'ready:' .. lane, '-inf', now) or l.all
@@ -463,6 +469,7 @@ else
     local m, lane = 0, l.lane
     for _, id in ipairs(got) do
       if big then
+        safely(need, 'hash', 'task:' .. home(id))
         bytes = bytes - call('HSTRLEN', P .. 'task:' .. home(id), id)
         if bytes < 0 and chosen_n > 0 then full = true break end
       end
@@ -557,7 +564,6 @@ if n > 0 then
   end
   local ats = call('EXISTS', P .. 'at') == 1 and call('HMGET', P .. 'at', unpack(ids)) or {}
   local deadline = lnow + dispatch_ms
-  safely(need, 'string', lease_name(deadline))
   local dl = format('%013.0f', deadline)
   local first_grant = '00000001' .. nonce
   -- Tasks at home with the same flags and lane have the same record, so it is made once.
@@ -569,6 +575,7 @@ if n > 0 then
       rares[#rares + 1] = rare(id, NO_GRANT, 'F', 0, 'due without a spec: dropped')
       return true
     elseif late < now then
+      safely(need_end, id, spec)
       count('skipped', 1)
       finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000')
       rares[#rares + 1] = rare(id, NO_GRANT, 'K', 0, 'too late: it was not to start after its latest start')
@@ -636,8 +643,9 @@ local next_due = -1
 if backlog == 0 and not truncated then
   for _, name in ipairs(call('ZRANGE', agenda, 0, 7)) do
     local kind, head = sub(name, 1, 1), nil
-    if kind == 't' then head = call('ZRANGE', P .. 'timer:' .. sub(name, 2), 0, 0, 'WITHSCORES')
-    elseif kind ~= 'k' then head = call('ZRANGE', P .. 'due:' .. name, 0, 0, 'WITHSCORES') end
+    -- One of another type is met when it is due.
+    if kind == 't' then head = redis.pcall('ZRANGE', P .. 'timer:' .. sub(name, 2), 0, 0, 'WITHSCORES')
+    elseif kind ~= 'k' then head = redis.pcall('ZRANGE', P .. 'due:' .. name, 0, 0, 'WITHSCORES') end
     local due = head and head[2] and tonumber(head[2])
     if due and (next_due < 0 or due < next_due) then next_due = due end
   end

@@ -121,7 +121,7 @@ local function judge(id, place, member, spec, lease)
       local v = look('HGET', P .. 'keys:' .. o.shard, o.key)
       if not broken and v ~= id .. 'L' then say('key_missing', id, 'keys:' .. o.shard, 'its idempotency key does not name it') end
     end
-    if o.deadline then
+    if o.deadline and o.deadline > lease_clock() then
       local name = 'timer:' .. format('%.0f', floor(o.deadline / 60000))
       local fires = look('ZSCORE', P .. name, id)
       if not broken and not fires then say('timer_missing', id, name, 'it would not expire') end

@@ -1,13 +1,23 @@
 -- lib/fail: what follows a failure: another try later, a hand-back, or the dead letters.
 -- One attempt in `tries` and in a dead letter: time 13, fence 8 hex, length of the holder 2, holder, length of the text 4, text
-local TRIES_MAX = 24576
+-- Attempts kept: the first one and the latest.
+local ATTEMPTS = 16
 local function attempt(grant, holder, text)
   text = sub(text, 1, 1024)
   return now13 .. sub(grant, 1, 8) .. format('%02d', #holder) .. holder .. format('%04d', #text) .. text
 end
 local function tries_add(id, record)
   local had = call('HGET', P .. 'tries', id) or ''
-  if #had + #record <= TRIES_MAX then had = had .. record end
+  local at, n, first, second = 1, 0, 0, 0
+  while at <= #had do
+    local name = tonumber(sub(had, at + 21, at + 22))
+    local text = name and tonumber(sub(had, at + 23 + name, at + 26 + name))
+    if not text then break end
+    at, n = at + 27 + name + text, n + 1
+    if n == 1 then first = at - 1 elseif n == 2 then second = at - 1 end
+  end
+  if n >= ATTEMPTS then had = sub(had, 1, first) .. sub(had, second + 1) end
+  had = had .. record
   call('HSET', P .. 'tries', id, had)
   return had
 end

@@ -2,6 +2,7 @@
 -- Answers a letter: P pending (with spec, place record, whether it is not at home), R running (with its record),
 -- D dead, or ? neither: finished or not known.
 local function find(id)
+  need('hash', 'task:' .. home(id))
   local spec = call('HGET', P .. 'task:' .. home(id), id)
   local r = call('HGET', P .. 'run', id)
   if r then return 'R', spec, r end

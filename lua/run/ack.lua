@@ -7,7 +7,7 @@
 --         then n × id, run by run; unless 6 is "1", n × text
 --         outcome: S done, C cancelled, F failed, D do not retry, A after (13 digits of ms, then 1 if counted, then text)
 -- gives   OK {stamp, a letter a row: S, C, R tried again, D dead, Z stale, N known already; due of each R}
--- bound   rows <= batch_max_rows
+-- bound   rows <= ack_max_weight, where one that does not end its task counts as ack_failure_weight
 -- events  ended; retried, died, cancelled
 -- memory  allow-oom
 local args, run, counts = ARGV, P .. 'run', P .. 'counts'
@@ -20,7 +20,7 @@ local texts_at = ids_at + n
 local lag_name = 'lag:' .. format('%.0f', floor(now / 60000))
 local lag_key = P .. lag_name
 need('stream', 'events')
-need_all('hash', 'counts', 'run', 'at', 'tries', lag_name)
+need_all('hash', 'counts', 'run', 'at', 'tries', 'lock', lag_name)
 need_all('zset', 'agenda', 'dead')
 need_recent()
 for a = runs_at + 1, bins_at, 3 do need('hash', 'task:' .. args[a]) end

@@ -255,8 +255,22 @@ pub enum ReleaseAnswer {
     Stale,
 }
 
-/// Gives granted tasks of one bucket back, uncounted. At most [`limits::BATCH_MAX_ROWS`].
+/// Gives granted tasks of one bucket back, uncounted. Long lists go in pieces.
 pub async fn release(
+    space: &Space,
+    bucket: Bucket,
+    who: &str,
+    cause: &str,
+    rows: &[(TaskId, Grant)],
+) -> Result<Vec<ReleaseAnswer>, StoreError> {
+    let mut out = Vec::with_capacity(rows.len());
+    for piece in rows.chunks(limits::SINGLE_MAX_ROWS) {
+        out.append(&mut release_piece(space, bucket, who, cause, piece).await?);
+    }
+    Ok(out)
+}
+
+async fn release_piece(
     space: &Space,
     bucket: Bucket,
     who: &str,

@@ -200,7 +200,7 @@ pub fn lag_of_bin(bin: u16) -> i64 {
     (16 + i64::from(step)) << (power - 4)
 }
 
-/// Accepts outcomes of tasks of one bucket, each once. At most [`limits::BATCH_MAX_ROWS`] rows.
+/// Accepts outcomes of tasks of one bucket, each once. Long lists go in pieces.
 ///
 /// `again` says that some of the rows were sent before: then what was accepted is told from what is stale.
 pub async fn ack(
@@ -227,9 +227,36 @@ async fn ack_rows(
     rows: &[AckRow],
     again: bool,
 ) -> Result<Vec<AckAnswer>, StoreError> {
-    if rows.is_empty() {
-        return Ok(Vec::new());
+    let mut out = Vec::with_capacity(rows.len());
+    let mut rest = rows;
+    while !rest.is_empty() {
+        let (piece, after) = rest.split_at(piece_len(rest));
+        out.append(&mut ack_piece(space, bucket, executor, piece, again).await?);
+        rest = after;
     }
+    Ok(out)
+}
+
+/// How many rows from the front one script call takes; at least one.
+fn piece_len(rows: &[AckRow]) -> usize {
+    let mut weight = 0;
+    let fits = |row: &&AckRow| {
+        weight += match row.outcome {
+            Outcome::Succeeded | Outcome::Cancelled => 1,
+            Outcome::Failed { .. } | Outcome::Fatal { .. } | Outcome::RetryAfter { .. } => limits::ACK_FAILURE_WEIGHT,
+        };
+        weight <= limits::ACK_MAX_WEIGHT
+    };
+    rows.iter().take_while(fits).count().max(1)
+}
+
+async fn ack_piece(
+    space: &Space,
+    bucket: Bucket,
+    executor: &str,
+    rows: &[AckRow],
+    again: bool,
+) -> Result<Vec<AckAnswer>, StoreError> {
     // By home minute: each has a hash of its own, and its ids go to it in one stretch. Within it by grant: the tasks of
     // one claim share theirs, so it is sent once. Equal rows keep their order.
     let run_of = |row: &AckRow| (row.id.home(), row.grant);

@@ -77,7 +77,7 @@ scripts! {
     OFFER = "member.offer" "allow-oom" ["lib/room"] "member/offer";
     RECALL = "member.recall" "allow-oom" ["lib/digit" "lib/spec" "lib/room"] "member/recall";
     TAKE = "member.take" "allow-oom" ["lib/room"] "member/take";
-    GET = "read.get" "no-writes" ["lib/recent" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
+    GET = "read.get" "no-writes" ["lib/need" "lib/recent" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
     DEAD = "read.dead" "no-writes" [] "read/dead";
     TRACE = "read.trace" "no-writes" [] "read/trace";
     COUNTS = "read.counts" "no-writes" [] "read/counts";

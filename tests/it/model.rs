@@ -14,6 +14,7 @@ use minutehand::model::lane::Tier;
 use minutehand::model::retry::Growth;
 use minutehand::model::{Grant, Key, LaneCode, Phase, Priority, Retry, Spec, State, TaskId, UnixMs};
 use minutehand::store::check::{CheckOptions, check};
+use minutehand::store::dead::{self, RedriveAnswer};
 use minutehand::store::due::{self, Claim, ClaimAnswer, Quota, ReleaseAnswer, random_16};
 use minutehand::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer, WishAnswer};
 use minutehand::store::run::{self, AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
@@ -65,6 +66,9 @@ enum Op {
     Cancel(Vec<Index>),
     Reschedule(Index, i64),
     Reprioritize(Index, u8),
+    Redrive(Vec<Index>, i64),
+    Delete(Index),
+    Yield(usize),
     /// Time passes.
     Pass(i64),
     /// The clock leaps, and no time passes.
@@ -138,6 +142,9 @@ fn op() -> impl Strategy<Value = Op> {
         2 => some(4).prop_map(Op::Cancel),
         1 => (any::<Index>(), -10_000i64..400_000).prop_map(|(which, ms)| Op::Reschedule(which, ms)),
         1 => (any::<Index>(), 0..6u8).prop_map(|(which, level)| Op::Reprioritize(which, level)),
+        2 => (some(3), -1_000i64..60_000).prop_map(|(which, ms)| Op::Redrive(which, ms)),
+        1 => any::<Index>().prop_map(Op::Delete),
+        1 => (0..2usize).prop_map(Op::Yield),
         6 => prop_oneof![5 => 1i64..20_000, 2 => 20_000i64..200_000, 1 => 200_000i64..8_000_000].prop_map(Op::Pass),
         1 => prop_oneof![-200_000i64..0, 1i64..200_000, Just(86_400_000)].prop_map(Op::Leap),
     ]
@@ -161,6 +168,10 @@ struct Task {
     fence: u32,
     failures: u32,
     losses: u32,
+    /// Failed attempts, also those before a redrive.
+    attempts: u32,
+    /// Whether a timer fires at the end of its total time-out.
+    timer: bool,
     /// Whether it has a place record.
     away: bool,
     run: Option<Run>,
@@ -308,6 +319,7 @@ impl World {
         let now = self.now;
         let task = self.tasks.get_mut(&id).expect("known");
         task.failures += 1;
+        task.attempts += 1;
         let fence = task.run.as_ref().expect("running").grant.fence();
         if fatal || task.failures > u32::from(task.spec.retry.retries) {
             self.finish(id, State::Dead, fence)?;
@@ -350,11 +362,14 @@ impl World {
         which.iter().map(|index| *index.get(&self.order)).filter(|id| seen.insert(*id)).collect()
     }
 
-    /// Picks tasks, running ones first if there are any.
     fn pick_running(&self, which: &[Index]) -> Vec<TaskId> {
-        let running: Vec<TaskId> =
-            self.order.iter().copied().filter(|id| self.tasks[id].state == State::Running).collect();
-        let from = if running.is_empty() { &self.order } else { &running };
+        self.pick_in(State::Running, which)
+    }
+
+    /// Picks tasks of a state, or any if there are none.
+    fn pick_in(&self, state: State, which: &[Index]) -> Vec<TaskId> {
+        let fit: Vec<TaskId> = self.order.iter().copied().filter(|id| self.tasks[id].state == state).collect();
+        let from = if fit.is_empty() { &self.order } else { &fit };
         if from.is_empty() {
             return Vec::new();
         }
@@ -408,6 +423,24 @@ impl World {
             Op::Cancel(which) => self.cancel(which).await?,
             Op::Reschedule(which, ms) => self.reschedule(which, *ms).await?,
             Op::Reprioritize(which, level) => self.reprioritize(which, *level).await?,
+            Op::Redrive(which, ms) => self.redrive(which, *ms).await?,
+            Op::Delete(which) => {
+                let Some(id) = self.pick_in(State::Dead, std::slice::from_ref(which)).pop() else { return Ok(()) };
+                let told = dead::delete(&self.space, bucket(), "test", &[id]).await.expect("delete");
+                let dead = self.tasks[&id].state == State::Dead;
+                same!(told, vec![dead], "the deletion of {id}");
+                if dead {
+                    self.set(id, State::Deleted)?;
+                    self.tasks.get_mut(&id).expect("known").away = false;
+                }
+            }
+            Op::Yield(pod) => {
+                let pod = PODS[*pod];
+                let permit = [pod.as_bytes()[1] - 1; 16];
+                due::yield_bucket(&self.space, bucket(), pod, &permit).await.expect("yield");
+                self.locks.remove(pod);
+                self.last.remove(pod);
+            }
             Op::Pass(ms) => {
                 self.now += ms;
                 self.mono += ms;
@@ -518,6 +551,8 @@ impl World {
             state: State::Pending,
             due: row.spec.due.0,
             lane: row.spec.lane,
+            attempts: 0,
+            timer: row.spec.deadline.is_some(),
             spec: row.spec,
             fence: 0,
             failures: 0,
@@ -597,6 +632,43 @@ impl World {
         if task.state == State::Pending {
             change(task);
             task.away = true;
+        }
+        Ok(())
+    }
+
+    async fn redrive(&mut self, which: &[Index], ms: i64) -> Checked {
+        let rows: Vec<_> =
+            self.pick_in(State::Dead, which).into_iter().map(|id| (id, UnixMs(self.now + ms))).collect();
+        let told = dead::redrive(&self.space, bucket(), "test", &rows).await.expect("redrive");
+        for ((id, due), told) in rows.into_iter().zip(told) {
+            let task = &self.tasks[&id];
+            if task.state != State::Dead {
+                same!(told, RedriveAnswer::Unknown, "the redrive of {id}");
+                continue;
+            }
+            let scoped = task.spec.scoped_key();
+            let holder = match scoped.as_ref().and_then(|key| self.keys.get(key)) {
+                Some(KeyState::Live(other)) if *other != id => Some(*other),
+                Some(KeyState::Until(other, till, dropped)) if *other != id && *till > self.now => {
+                    (!*dropped || told == RedriveAnswer::KeyConflict(*other)).then_some(*other)
+                }
+                _ => None,
+            };
+            if let Some(other) = holder {
+                same!(told, RedriveAnswer::KeyConflict(other), "the redrive of {id}");
+                continue;
+            }
+            same!(told, RedriveAnswer::Pending, "the redrive of {id}");
+            if let Some(scoped) = scoped {
+                self.keys.insert(scoped, KeyState::Live(id));
+            }
+            let (now, lease_now) = (self.now, self.lease_now());
+            let task = self.tasks.get_mut(&id).expect("known");
+            task.due = due.0.max(now);
+            task.lane = LaneCode::new(task.lane.group(), task.lane.priority(), Tier::FRESH);
+            (task.failures, task.losses) = (0, 0);
+            task.timer = task.spec.deadline.is_some_and(|deadline| deadline.0 > lease_now);
+            self.set(id, State::Pending)?;
         }
         Ok(())
     }
@@ -715,7 +787,7 @@ impl World {
             }
             let task = &self.tasks[id];
             let live = matches!(task.state, State::Pending | State::Running);
-            if let Some(deadline) = task.spec.deadline.filter(|_| live) {
+            if let Some(deadline) = task.spec.deadline.filter(|_| live && task.timer) {
                 let fires = deadline.0 <= lease_now && deadline.minute() <= UnixMs(now).minute();
                 same!(state == Some(State::Expired), fires, "whether {id} expired, due to at {}, at {lease_now}", deadline.0);
                 if fires {
@@ -971,7 +1043,7 @@ impl World {
                 same!(place, expected, "the place of {id}");
             }
             if !task.state.is_final() {
-                same!(found.attempts.len(), task.failures as usize, "the attempts of {id}");
+                same!(found.attempts.len(), task.attempts as usize, "the attempts of {id}");
                 same!(found.spec, Some(task.spec.encode()), "the spec of {id}");
             }
         }
