@@ -10,6 +10,7 @@
 //! With `MINUTEHAND_MUTATE` the code under test has a fault, and the verdict must be bad: see `store::mutate`.
 
 use minutehand::client::{Client, Due, NewTask};
+use minutehand::clock::mono;
 use minutehand::dev::redis::{Fsync, PrivateServer, ServerOptions, spawn};
 use minutehand::executor::{Executor, HandlerError};
 use minutehand::model::replay::Report;
@@ -158,7 +159,7 @@ async fn produce(client: Client, mut rng: fastrand::Rng, until: Instant) -> Know
     let mut tick = tokio::time::interval(Duration::from_millis(50));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
     let mut serial = 0u64;
-    while Instant::now() < until {
+    while mono() < until {
         tick.tick().await;
         let mut batch = Vec::new();
         let mut keys = Vec::new();
@@ -318,11 +319,11 @@ async fn judge(url: &str, known: &Known) -> Verdict {
     };
     let client = Client::new(space.clone());
     // Everything comes to rest by itself once the faults have ended.
-    let deadline = Instant::now() + Duration::from_secs(number("MINUTEHAND_CHAOS_REST_SECONDS", REST_SECONDS));
+    let deadline = mono() + Duration::from_secs(number("MINUTEHAND_CHAOS_REST_SECONDS", REST_SECONDS));
     loop {
         match client.counts().await {
             Ok((counts, _)) if counts.is_quiet() => break,
-            Ok((counts, _)) if Instant::now() > deadline => {
+            Ok((counts, _)) if mono() > deadline => {
                 verdict.faults.push(format!("not at rest: {} pending, {} running", counts.pending, counts.running));
                 break;
             }
@@ -416,14 +417,14 @@ fn chaos() {
         let opened = open(&direct).await.unwrap();
         let mut bench = Bench { server: Arc::clone(&server), proxy, pods: members(pod), workers: members(worker) };
         let client = Client::new(open(&url).await.unwrap());
-        let (start, load) = (Instant::now(), Duration::from_secs(seconds * 2 / 3));
+        let (start, load) = (mono(), Duration::from_secs(seconds * 2 / 3));
         let producer = tokio::spawn(produce(client, rng.fork(), start + load));
         // A second of peace, so that there is something to break.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let mut kinds = BTreeMap::<&'static str, u64>::new();
         let end = start + load + Duration::from_secs(2);
-        while Instant::now() < end {
-            let began = Instant::now();
+        while mono() < end {
+            let began = mono();
             *kinds.entry(fault(&mut bench, &mut rng).await).or_default() += 1;
             // At least one a second, however long the last one took.
             tokio::time::sleep(Duration::from_millis(rng.u64(300..1_000)).saturating_sub(began.elapsed())).await;
