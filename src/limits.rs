@@ -133,7 +133,7 @@ pub const HTTP_STOP_MS: i64 = 1_000;
 pub const HTTP_BODY_MAX_BYTES: usize = 64 << 10;
 /// Causes of not being ready that are kept.
 pub const READY_CAUSES_MAX: usize = 16;
-/// Most queues and plans that are frozen at a time; freezing all needs one.
+/// Most queues that are frozen at a time; freezing all needs one.
 pub const FROZEN_MAX: usize = 256;
 
 /// Most task slots of one executor.

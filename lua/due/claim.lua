@@ -79,11 +79,15 @@ end
 
 local delta, rares = {}, {}
 local function count(name, n) delta[name] = (delta[name] or 0) + n end
+local function tell()
+  if #rares > 0 then emit('v', pod, table.concat(rares)) end
+  rares = {}
+end
 local function flush()
   for name, d in pairs(delta) do
     if d ~= 0 then call('HINCRBY', counts, name, d) end
   end
-  if #rares > 0 then emit('v', pod, table.concat(rares)) end
+  tell()
 end
 -- Where a key of another type is met on the way, the tasks moved so far are accounted for; the one in hand has not moved.
 local function safely(f, ...)
@@ -616,6 +620,8 @@ if n > 0 then
     call('SET', P .. 'last:' .. pod, ARGV[4] .. nonce)
     call('APPEND', P .. 'last:' .. pod, list)
     count('running', g)
+    -- What lapsed is told before it is granted again.
+    tell()
     if f > 0 then emit('g', pod, f == g and list or table.concat(firsts), first_grant) end
     if #records > 0 then emit('c', pod, table.concat(records)) end
   end

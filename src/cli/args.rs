@@ -78,7 +78,7 @@ pub enum Command {
     Cancel(IdArgs),
     /// Change when a task is due
     Reschedule(RescheduleArgs),
-    /// Let nothing more of a queue, a plan or everything start; what runs goes on
+    /// Let nothing more of a queue or of everything start; what runs goes on
     Freeze(FreezeArgs),
     /// Let what was frozen start again
     Thaw(FreezeArgs),
@@ -107,7 +107,7 @@ pub enum Command {
 
 /// What to freeze or thaw.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("scope").required(true).args(["queue", "plan", "all"])), after_help = "\
+#[command(group(ArgGroup::new("scope").required(true).args(["queue", "all"])), after_help = "\
 Nothing more starts within a second; offers that have not started come back out of the inboxes.
 Examples:
   minutehand freeze --queue push.sms --why 'gateway is down'
@@ -116,9 +116,6 @@ pub struct FreezeArgs {
     /// This queue
     #[arg(long, value_name = "NAME")]
     pub queue: Option<String>,
-    /// This plan
-    #[arg(long, value_name = "NAME")]
-    pub plan: Option<String>,
     /// Everything in the namespace
     #[arg(long)]
     pub all: bool,
