@@ -134,8 +134,10 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 12] =
-        ["meta", "agenda", "leases", "recents", "parked", "at", "run", "tries", "dead", "events", "counts", "lock"];
+    pub const SINGLE: [&'static str; 12] = [
+        "meta", "agenda", "leases", "recents", "parked", "at", "run", "tries", "dead", "events", "counts",
+        "lock",
+    ];
 
     /// The kind of a name; nothing for a name that is none of ours.
     pub fn of(name: &str) -> Option<Self> {
@@ -177,7 +179,14 @@ impl Kind {
     /// The type that `TYPE` answers for it.
     pub const fn redis_type(self) -> &'static str {
         match self {
-            Self::Agenda | Self::Leases | Self::Recents | Self::Due | Self::Ready | Self::Ring | Self::Timer | Self::Dead => "zset",
+            Self::Agenda
+            | Self::Leases
+            | Self::Recents
+            | Self::Due
+            | Self::Ready
+            | Self::Ring
+            | Self::Timer
+            | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
             Self::Letter | Self::Counts | Self::Lag | Self::Lock => "hash",
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",

@@ -283,8 +283,10 @@ async fn payloads_pass_untouched_through_every_stage() {
         b"[130775545883395173,9007199254740993,-9223372036854775808,18446744073709551615,1e400,0.1]".to_vec(),
         random,
     ];
-    let rows: Vec<Row> =
-        payloads.iter().map(|payload| row(Spec { payload: payload.clone().into(), ..spec(lane, T0) })).collect();
+    let rows: Vec<Row> = payloads
+        .iter()
+        .map(|payload| row(Spec { payload: payload.clone().into(), ..spec(lane, T0) }))
+        .collect();
     for piece in rows.chunks(4) {
         submit(&space, piece).await;
     }
@@ -331,7 +333,8 @@ async fn large_payloads_end_a_batch_at_its_bytes() {
     let space = space(&bed).await;
     let lane = lane(&space, "push", Priority::P3).await;
     let large = Bytes::from(vec![7; limits::PAYLOAD_MAX_BYTES]);
-    let rows: Vec<Row> = (0..10).map(|n| row(Spec { payload: large.clone(), ..spec(lane, T0 + n) })).collect();
+    let rows: Vec<Row> =
+        (0..10).map(|n| row(Spec { payload: large.clone(), ..spec(lane, T0 + n) })).collect();
     for piece in rows.chunks(3) {
         submit(&space, piece).await;
     }
@@ -381,7 +384,10 @@ async fn wishes_are_answered_by_what_a_task_is() {
         assert_eq!(intake::reprioritize(&space, "me", id, Priority::P0).await.unwrap(), expected);
     }
     assert_eq!(intake::reprioritize(&space, "me", ripe, Priority::P0).await.unwrap(), WishAnswer::Done);
-    assert_eq!(intake::reschedule(&space, "me", pending, UnixMs(T0 + 2 * HOUR)).await.unwrap(), WishAnswer::Done);
+    assert_eq!(
+        intake::reschedule(&space, "me", pending, UnixMs(T0 + 2 * HOUR)).await.unwrap(),
+        WishAnswer::Done
+    );
     let place = read::get(&space, pending).await.unwrap().unwrap().place.unwrap();
     assert_eq!((place.due, place.fence, place.failures), (UnixMs(T0 + 2 * HOUR), 0, 0));
     let place = read::get(&space, ripe).await.unwrap().unwrap().place.unwrap();
@@ -417,13 +423,17 @@ async fn a_foreign_key_stops_a_submit_before_it_writes() {
     let bed = Bed::shared().await.unwrap();
     let space = space(&bed).await;
     let lane = lane(&space, "push", Priority::P3).await;
-    let make = || {
-        row(Spec { key: key("k", HOUR), deadline: Some(UnixMs(T0 + HOUR)), ..spec(lane, T0 + HOUR) })
-    };
+    let make =
+        || row(Spec { key: key("k", HOUR), deadline: Some(UnixMs(T0 + HOUR)), ..spec(lane, T0 + HOUR) });
     let minute = UnixMs(T0 + HOUR).minute();
     let shard = Key::shard(b"k");
     let places = ["meta", "agenda", "events", "counts", "lock"].map(str::to_owned);
-    let more = [format!("task:{minute}"), format!("due:{minute}"), format!("keys:{shard}"), format!("timer:{minute}")];
+    let more = [
+        format!("task:{minute}"),
+        format!("due:{minute}"),
+        format!("keys:{shard}"),
+        format!("timer:{minute}"),
+    ];
     for name in places.into_iter().chain(more) {
         let plain = row(spec(lane, T0 + HOUR));
         let rows = [plain, make()];
@@ -452,7 +462,8 @@ async fn a_foreign_key_stops_a_cancel_before_it_writes() {
     submit(&space, &rows).await;
     let ids = rows.each_ref().map(|row| row.id);
     let minute = UnixMs(due).minute();
-    let well_known = ["meta", "agenda", "events", "counts", "run", "at", "tries", "dead", "parked", "ring:3", "recents"];
+    let well_known =
+        ["meta", "agenda", "events", "counts", "run", "at", "tries", "dead", "parked", "ring:3", "recents"];
     let more = [
         format!("task:{minute}"),
         format!("due:{minute}"),
@@ -470,7 +481,9 @@ async fn a_foreign_key_stops_a_cancel_before_it_writes() {
         planted.nothing_changed().await;
         planted.undo().await;
     }
-    for name in [format!("due:{minute}"), format!("due:{}", UnixMs(T0).minute()), "at".into(), "events".into()] {
+    for name in
+        [format!("due:{minute}"), format!("due:{}", UnixMs(T0).minute()), "at".into(), "events".into()]
+    {
         let planted = Planted::at(&space, &name).await;
         planted.refuses(intake::reschedule(&space, "me", ids[1], UnixMs(T0)).await);
         planted.nothing_changed().await;

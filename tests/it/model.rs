@@ -56,11 +56,23 @@ enum End {
 enum Op {
     Submit(Vec<NewRow>),
     Resend(Index),
-    Claim { pod: usize, limit: u32, normal: u32, quota: [Option<(u32, u32)>; 2], closed: Option<usize>, holders: u8, repeat: bool },
+    Claim {
+        pod: usize,
+        limit: u32,
+        normal: u32,
+        quota: [Option<(u32, u32)>; 2],
+        closed: Option<usize>,
+        holders: u8,
+        repeat: bool,
+    },
     Start(Vec<Index>, i64),
     Renew(Vec<Index>, i64),
     Offer(Vec<Index>),
-    Ack { rows: Vec<(Index, End)>, old: bool, again: bool },
+    Ack {
+        rows: Vec<(Index, End)>,
+        old: bool,
+        again: bool,
+    },
     AckAgain,
     Release(Vec<Index>),
     Cancel(Vec<Index>),
@@ -77,23 +89,30 @@ enum Op {
 
 fn new_row() -> impl Strategy<Value = NewRow> {
     let due = prop_oneof![4 => -20_000i64..1, 4 => 1i64..90_000, 1 => 100_000i64..4_000_000];
-    let key = proptest::option::weighted(0.35, (0..KEYS.len(), prop_oneof![Just(0), Just(30_000), Just(7_200_000)]));
+    let key = proptest::option::weighted(
+        0.35,
+        (0..KEYS.len(), prop_oneof![Just(0), Just(30_000), Just(7_200_000)]),
+    );
     let later = |chance| proptest::option::weighted(chance, 1i64..200_000);
     (
         (0..2usize, 0..6u8, due, 0..3u8, prop_oneof![Just(0u32), Just(700), Just(20_000)]),
         (key, proptest::option::weighted(0.3, any::<bool>()), later(0.15), later(0.1)),
     )
-        .prop_map(|((queue, priority, due_in, retries, base_ms), (key, placement, deadline_in, start_within))| NewRow {
-            queue,
-            priority,
-            due_in,
-            retries,
-            base_ms,
-            key,
-            placement,
-            deadline_in,
-            start_within,
-        })
+        .prop_map(
+            |((queue, priority, due_in, retries, base_ms), (key, placement, deadline_in, start_within))| {
+                NewRow {
+                    queue,
+                    priority,
+                    due_in,
+                    retries,
+                    base_ms,
+                    key,
+                    placement,
+                    deadline_in,
+                    start_within,
+                }
+            },
+        )
 }
 
 fn end() -> impl Strategy<Value = End> {
@@ -189,6 +208,9 @@ enum KeyState {
     Until(TaskId, i64, bool),
 }
 
+/// A pod's last claim that granted something, and what it granted.
+type Last = (Claim, Vec<(TaskId, Grant)>);
+
 struct Sent {
     rows: Vec<Row>,
     at: i64,
@@ -206,7 +228,7 @@ struct World {
     order: Vec<TaskId>,
     keys: HashMap<Bytes, KeyState>,
     locks: BTreeMap<&'static str, i64>,
-    last: BTreeMap<&'static str, (Claim, Vec<(TaskId, Grant)>)>,
+    last: BTreeMap<&'static str, Last>,
     sent: Vec<Sent>,
     acked: Option<Vec<AckRow>>,
     counts: BTreeMap<&'static str, i64>,
@@ -368,7 +390,8 @@ impl World {
 
     /// Picks tasks of a state, or any if there are none.
     fn pick_in(&self, state: State, which: &[Index]) -> Vec<TaskId> {
-        let fit: Vec<TaskId> = self.order.iter().copied().filter(|id| self.tasks[id].state == state).collect();
+        let fit: Vec<TaskId> =
+            self.order.iter().copied().filter(|id| self.tasks[id].state == state).collect();
         let from = if fit.is_empty() { &self.order } else { &fit };
         if from.is_empty() {
             return Vec::new();
@@ -425,7 +448,9 @@ impl World {
             Op::Reprioritize(which, level) => self.reprioritize(which, *level).await?,
             Op::Redrive(which, ms) => self.redrive(which, *ms).await?,
             Op::Delete(which) => {
-                let Some(id) = self.pick_in(State::Dead, std::slice::from_ref(which)).pop() else { return Ok(()) };
+                let Some(id) = self.pick_in(State::Dead, std::slice::from_ref(which)).pop() else {
+                    return Ok(());
+                };
                 let told = dead::delete(&self.space, bucket(), "test", &[id]).await.expect("delete");
                 let dead = self.tasks[&id].state == State::Dead;
                 same!(told, vec![dead], "the deletion of {id}");
@@ -518,9 +543,12 @@ impl World {
             let known = self.tasks.get(&row.id).is_some_and(|task| !task.state.is_final());
             let age = again_after_ms.unwrap_or(0);
             let recalled =
-                if again_after_ms.is_none() { Some(false) } else { self.recalled(row.id, age.div_euclid(10_000) + 2).or(
-                    if self.tasks.contains_key(&row.id) { None } else { Some(false) },
-                ) };
+                if again_after_ms.is_none() {
+                    Some(false)
+                } else {
+                    self.recalled(row.id, age.div_euclid(10_000) + 2)
+                        .or(if self.tasks.contains_key(&row.id) { None } else { Some(false) })
+                };
             let window = row.spec.key.as_ref().map_or(0, |key| key.window_ms);
             let created = RowAnswer::Created;
             let answer = match recalled {
@@ -692,8 +720,12 @@ impl World {
                 );
                 return Ok(());
             }
-            let lapsed: Vec<&'static str> =
-                self.locks.iter().filter(|(name, till)| **name != pod && !live(**till)).map(|(name, _)| *name).collect();
+            let lapsed: Vec<&'static str> = self
+                .locks
+                .iter()
+                .filter(|(name, till)| **name != pod && !live(**till))
+                .map(|(name, _)| *name)
+                .collect();
             for name in lapsed {
                 self.locks.remove(name);
                 self.last.remove(name);
@@ -771,7 +803,10 @@ impl World {
             let task = &self.tasks[id];
             let state = found.as_ref().map(|found| found.state);
             if let Some(run) = task.run.clone() {
-                let still = found.as_ref().and_then(|found| found.run.as_ref()).is_some_and(|real| real.grant == run.grant);
+                let still = found
+                    .as_ref()
+                    .and_then(|found| found.run.as_ref())
+                    .is_some_and(|real| real.grant == run.grant);
                 if run.deadline <= lease_now {
                     may += 1;
                 }
@@ -779,7 +814,11 @@ impl World {
                     continue;
                 }
                 let expired = state == Some(State::Expired);
-                holds!(run.deadline <= lease_now || expired, "{id} was taken away {} ms before its lease ended", run.deadline - lease_now);
+                holds!(
+                    run.deadline <= lease_now || expired,
+                    "{id} was taken away {} ms before its lease ended",
+                    run.deadline - lease_now
+                );
                 if !expired {
                     must += 1;
                     self.lapse(*id, &run)?;
@@ -789,7 +828,12 @@ impl World {
             let live = matches!(task.state, State::Pending | State::Running);
             if let Some(deadline) = task.spec.deadline.filter(|_| live && task.timer) {
                 let fires = deadline.0 <= lease_now && deadline.minute() <= UnixMs(now).minute();
-                same!(state == Some(State::Expired), fires, "whether {id} expired, due to at {}, at {lease_now}", deadline.0);
+                same!(
+                    state == Some(State::Expired),
+                    fires,
+                    "whether {id} expired, due to at {}, at {lease_now}",
+                    deadline.0
+                );
                 if fires {
                     let fence = task.run.as_ref().map_or(task.fence, |run| run.grant.fence());
                     self.finish(*id, State::Expired, fence)?;
@@ -818,11 +862,16 @@ impl World {
         self.back(id)
     }
 
-    fn skipped(&mut self, found: &BTreeMap<TaskId, Option<read::Found>>) -> Result<Vec<TaskId>, TestCaseError> {
+    fn skipped(
+        &mut self,
+        found: &BTreeMap<TaskId, Option<read::Found>>,
+    ) -> Result<Vec<TaskId>, TestCaseError> {
         let mut out = Vec::new();
         for (id, found) in found {
             let task = &self.tasks[id];
-            if found.as_ref().is_some_and(|found| found.state == State::Skipped) && task.state == State::Pending {
+            if found.as_ref().is_some_and(|found| found.state == State::Skipped)
+                && task.state == State::Pending
+            {
                 let late = task.spec.start_before.is_some_and(|latest| latest.0 < self.now);
                 holds!(late && task.due <= self.now, "{id} was skipped without a reason");
                 out.push(*id);
@@ -835,23 +884,32 @@ impl World {
 
     /// Nothing ripe is left without a reason, and each lane goes in order of due time.
     fn fair(&self, claim: &Claim, grants: &[(TaskId, Grant)], skipped: &[TaskId]) -> Checked {
-        let taken: Vec<&Task> = grants.iter().map(|(id, _)| id).chain(skipped).map(|id| &self.tasks[id]).collect();
+        let taken: Vec<&Task> =
+            grants.iter().map(|(id, _)| id).chain(skipped).map(|id| &self.tasks[id]).collect();
         let low = |task: &&&Task| !task.lane.priority().is_urgent();
         let (all, all_low) = (taken.len() as u32, taken.iter().filter(low).count() as u32);
-        holds!(all <= claim.limit && all_low <= claim.normal_limit, "{all} and {all_low} low ones are over the limit");
+        holds!(
+            all <= claim.limit && all_low <= claim.normal_limit,
+            "{all} and {all_low} low ones are over the limit"
+        );
         let mut sets = BTreeSet::new();
         for task in self.tasks.values().filter(|task| task.state == State::Pending && task.due <= self.now) {
             sets.insert((UnixMs(task.due).minute(), task.lane.priority().is_urgent()));
         }
-        for (id, task) in self.tasks.iter().filter(|(_, task)| task.state == State::Pending && task.due <= self.now) {
+        for (id, task) in
+            self.tasks.iter().filter(|(_, task)| task.state == State::Pending && task.due <= self.now)
+        {
             let group = task.lane.group();
-            let quota = claim.quotas.iter().find(|(code, _)| *code == group).map_or(claim.default_quota, |(_, q)| *q);
+            let quota =
+                claim.quotas.iter().find(|(code, _)| *code == group).map_or(claim.default_quota, |(_, q)| *q);
             let of_group: Vec<_> = taken.iter().filter(|taken| taken.lane.group() == group).collect();
             let normal = !task.lane.priority().is_urgent();
-            let of_group_low = of_group.iter().filter(|task| low(*task)).count() as u32;
+            let of_group_low = of_group.iter().filter(|task| low(task)).count() as u32;
             let spent = match quota {
                 Quota::Closed => true,
-                Quota::Open { any, normal: low } => of_group.len() as u32 >= any || (normal && of_group_low >= low),
+                Quota::Open { any, normal: low } => {
+                    of_group.len() as u32 >= any || (normal && of_group_low >= low)
+                }
             };
             let full = all >= claim.limit || (normal && all_low >= claim.normal_limit);
             // One visit looks into so many due sets.
@@ -1021,11 +1079,19 @@ impl World {
             sum += expected;
         }
         same!(counts.count("submitted"), sum, "the law");
-        same!(counts.count("submitted"), self.counts.get("submitted").copied().unwrap_or(0), "what was submitted");
+        same!(
+            counts.count("submitted"),
+            self.counts.get("submitted").copied().unwrap_or(0),
+            "what was submitted"
+        );
         for (id, found) in self.found().await? {
             let task = &self.tasks[&id];
             let Some(found) = found else {
-                holds!(task.state.is_final() && self.recalled(id, 90) != Some(true), "{id} is {}, and was not found", task.state);
+                holds!(
+                    task.state.is_final() && self.recalled(id, 90) != Some(true),
+                    "{id} is {}, and was not found",
+                    task.state
+                );
                 continue;
             };
             same!(found.state, task.state, "the state of {id}");
@@ -1039,7 +1105,8 @@ impl World {
             same!(run, task.run, "the grant of {id}");
             if task.state == State::Pending {
                 let place = found.place.map(|p| (p.due.0, p.lane, p.fence, p.failures, p.losses));
-                let expected = task.away.then_some((task.due, task.lane, task.fence, task.failures, task.losses));
+                let expected =
+                    task.away.then_some((task.due, task.lane, task.fence, task.failures, task.losses));
                 same!(place, expected, "the place of {id}");
             }
             if !task.state.is_final() {
@@ -1102,7 +1169,9 @@ impl World {
         let prefix = self.space.guard(bucket()).key("");
         let keep = |name: &str| {
             // Lag figures end by Redis's own clock.
-            ["meta", "counts", "events", "lock"].contains(&name) || name.starts_with("last:") || name.starts_with("lag:")
+            ["meta", "counts", "events", "lock"].contains(&name)
+                || name.starts_with("last:")
+                || name.starts_with("lag:")
         };
         let all = names(&self.space).await;
         let own = all.iter().filter_map(|key| key.strip_prefix(&prefix[..]));
@@ -1136,9 +1205,8 @@ async fn case(ops: Vec<Op>) -> Checked {
 }
 
 fn seed() -> [u8; 32] {
-    let text = std::env::var("MINUTEHAND_MODEL_SEED").unwrap_or_else(|_| {
-        [random_16(), random_16()].concat().iter().map(|b| format!("{b:02x}")).collect()
-    });
+    let text = std::env::var("MINUTEHAND_MODEL_SEED")
+        .unwrap_or_else(|_| [random_16(), random_16()].concat().iter().map(|b| format!("{b:02x}")).collect());
     let mut seed = [0; 32];
     for (at, byte) in seed.iter_mut().enumerate() {
         let digits = text.get(2 * at..2 * at + 2).expect("64 hexadecimal digits");
@@ -1151,7 +1219,13 @@ fn seed() -> [u8; 32] {
 #[test]
 fn scripts_agree_with_the_model() {
     let cases = std::env::var("MINUTEHAND_MODEL_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(200);
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 400, max_shrink_time: 60_000, ..Config::default() };
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 400,
+        max_shrink_time: 60_000,
+        ..Config::default()
+    };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seed());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let ops = proptest::collection::vec(op(), 10..60);

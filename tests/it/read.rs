@@ -26,13 +26,19 @@ async fn a_task_is_told_with_all_that_is_known_of_it() {
     let granted = claim(&space, &claim_all("p1")).await.tasks.remove(0);
     let running = get(one.id).await.unwrap();
     let run = running.run.unwrap();
-    assert_eq!((running.state, run.phase, run.grant, run.cancel), (State::Running, Phase::Claimed, granted.grant, false));
+    assert_eq!(
+        (running.state, run.phase, run.grant, run.cancel),
+        (State::Running, Phase::Claimed, granted.grant, false)
+    );
 
     let failed = ack_row(&granted, Outcome::Failed { error: "line busy".into() });
     run::ack(&space, bucket(), "ex-1", &[failed], false).await.unwrap();
     let retrying = get(one.id).await.unwrap();
     let place = retrying.place.unwrap();
-    assert_eq!((retrying.state, place.due.0, place.failures, place.fence), (State::Pending, T0 + 5_000, 1, 1));
+    assert_eq!(
+        (retrying.state, place.due.0, place.failures, place.fence),
+        (State::Pending, T0 + 5_000, 1, 1)
+    );
     assert_eq!((place.lane.priority(), place.lane.tier().number()), (Priority::P2, 1));
     let attempt = &retrying.attempts[0];
     assert_eq!((attempt.at, attempt.fence), (UnixMs(T0), 1));
@@ -101,7 +107,8 @@ async fn counts_lags_holders_and_lanes_are_told_in_one_answer() {
     assert_eq!(counts().await.first_due, Some(UnixMs(T0 - 10)));
     let nobody = lane(&space, "nobody", Priority::P3).await;
     let push = lane(&space, "push", Priority::P3).await;
-    let call = Claim { limit: 4, normal_limit: 4, quotas: vec![(nobody.group(), Quota::Closed)], ..claim_all("p1") };
+    let call =
+        Claim { limit: 4, normal_limit: 4, quotas: vec![(nobody.group(), Quota::Closed)], ..claim_all("p1") };
     let granted = claim(&space, &call).await.tasks;
     assert_eq!(granted.len(), 4);
     let lags = [3, 40, -1, 70_000];

@@ -141,8 +141,11 @@ async fn each_outcome_is_accepted_once_and_known_afterwards() {
     submit(&space, &rows).await;
     let tasks: HashMap<TaskId, Granted> =
         claim(&space, &claim_all("p1")).await.tasks.into_iter().map(|task| (task.id, task)).collect();
-    let acks: Vec<AckRow> =
-        rows.iter().zip(&cases).map(|(row, (outcome, ..))| ack_row(&tasks[&row.id], outcome.clone())).collect();
+    let acks: Vec<AckRow> = rows
+        .iter()
+        .zip(&cases)
+        .map(|(row, (outcome, ..))| ack_row(&tasks[&row.id], outcome.clone()))
+        .collect();
     let expected: Vec<AckAnswer> = cases.iter().map(|(_, answer, _)| *answer).collect();
     // The same row twice in one call is accepted once.
     let twice: Vec<AckRow> = acks.iter().chain(&acks).cloned().collect();
@@ -174,8 +177,11 @@ async fn each_outcome_is_accepted_once_and_known_afterwards() {
 async fn a_task_asked_to_stop_ends_as_cancelled_whatever_its_handler_says() {
     let bed = Bed::shared().await.unwrap();
     let space = space(&bed).await;
-    for outcome in [Outcome::Succeeded, Outcome::Failed { error: String::new() }, Outcome::Fatal { error: String::new() }]
-    {
+    for outcome in [
+        Outcome::Succeeded,
+        Outcome::Failed { error: String::new() },
+        Outcome::Fatal { error: String::new() },
+    ] {
         let id = task(&space, "push", T0).await;
         let granted = claim(&space, &claim_all("p1")).await.tasks;
         intake::cancel(&space, bucket(), "me", "", &[id]).await.unwrap();
@@ -279,17 +285,19 @@ async fn a_foreign_key_stops_every_move_of_a_granted_task_before_it_writes() {
         planted.undo().await;
     }
 
-    let always: Vec<String> = ["meta", "run", "events", "counts", "at", "tries", "dead", "agenda", "recents", "lock"]
-        .into_iter()
-        .map(str::to_owned)
-        .chain([
-            format!("task:{due}"),
-            format!("recent:{}", T0 / 10_000),
-            format!("lag:{due}"),
-            format!("keys:{}", Key::shard(b"k")),
-        ])
-        .collect();
-    let ends = [format!("keyend:{}", (T0 + HOUR) / HOUR + 1), format!("timer:{}", UnixMs(T0 + HOUR).minute())];
+    let always: Vec<String> =
+        ["meta", "run", "events", "counts", "at", "tries", "dead", "agenda", "recents", "lock"]
+            .into_iter()
+            .map(str::to_owned)
+            .chain([
+                format!("task:{due}"),
+                format!("recent:{}", T0 / 10_000),
+                format!("lag:{due}"),
+                format!("keys:{}", Key::shard(b"k")),
+            ])
+            .collect();
+    let ends =
+        [format!("keyend:{}", (T0 + HOUR) / HOUR + 1), format!("timer:{}", UnixMs(T0 + HOUR).minute())];
     let retry = [format!("due:{}", UnixMs(T0 + 600_000).minute())];
     let letter = [format!("dead:{}", keyed.id)];
     let error = || "no".to_owned();
@@ -299,7 +307,10 @@ async fn a_foreign_key_stops_every_move_of_a_granted_task_before_it_writes() {
         (Outcome::Cancelled, [&always[..], &ends].concat()),
         (Outcome::Failed { error: error() }, [&keyless[..], &retry].concat()),
         (Outcome::Fatal { error: error() }, [&always[..], &ends, &letter].concat()),
-        (Outcome::RetryAfter { ms: 600_000, counted: false, error: error() }, [&keyless[..], &retry].concat()),
+        (
+            Outcome::RetryAfter { ms: 600_000, counted: false, error: error() },
+            [&keyless[..], &retry].concat(),
+        ),
     ] {
         let acks: Vec<_> = tasks
             .iter()
@@ -334,7 +345,10 @@ async fn a_foreign_key_stops_a_claim_before_it_moves_a_task() {
     submit(&space, &rows).await;
     let minute = UnixMs(T0).minute();
     let one = Claim { limit: 1, normal_limit: 1, ..claim_all("p1") };
-    let well_known = ["lock", "counts", "events", "run", "at", "tries", "agenda", "leases", "dead", "parked", "ring:3", "recents"];
+    let well_known = [
+        "lock", "counts", "events", "run", "at", "tries", "agenda", "leases", "dead", "parked", "ring:3",
+        "recents",
+    ];
     let more = [
         "last:p1".to_owned(),
         format!("due:{minute}"),
@@ -417,18 +431,30 @@ async fn with_memory_full_work_drains_to_the_last_task_and_submits_are_refused()
             break;
         }
         let starts: Vec<_> = granted.iter().map(|task| hold(task, 30_000)).collect();
-        assert!(run::start(&space, bucket(), "ex", &starts).await.unwrap().iter().all(|a| *a != StartAnswer::Stale));
+        assert!(
+            run::start(&space, bucket(), "ex", &starts)
+                .await
+                .unwrap()
+                .iter()
+                .all(|a| *a != StartAnswer::Stale)
+        );
         run::renew(&space, bucket(), "ex", &starts).await.unwrap();
         if std::mem::take(&mut first) {
             let rows: Vec<_> = granted[..10].iter().map(|task| (task.id, task.grant)).collect();
-            assert_eq!(due::release(&space, bucket(), "p1", "", &rows).await.unwrap(), [ReleaseAnswer::HandedBack; 10]);
+            assert_eq!(
+                due::release(&space, bucket(), "p1", "", &rows).await.unwrap(),
+                [ReleaseAnswer::HandedBack; 10]
+            );
             done += ack_done(&space, &granted[10..]).await.len();
             continue;
         }
         done += ack_done(&space, &granted).await.len();
     }
     let counts = read::counts(&space, bucket()).await.unwrap();
-    assert_eq!((done, counts.count("succeeded"), counts.count("cancelled"), counts.count("pending")), (499, 499, 1, 0));
+    assert_eq!(
+        (done, counts.count("succeeded"), counts.count("cancelled"), counts.count("pending")),
+        (499, 499, 1, 0)
+    );
     sound(&space).await;
     bed.server().run(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
     assert_eq!(submit(&space, &more).await, [RowAnswer::Created]);
@@ -502,7 +528,8 @@ async fn a_server_killed_in_mid_run_loses_and_doubles_nothing() {
     for (at, piece) in rows.chunks(100).enumerate() {
         let start = clock::mono();
         let sent = insist(async |again| {
-            let sending = Sending { again_after_ms: again.then(|| clock::elapsed_ms(start)), by_spread: false };
+            let sending =
+                Sending { again_after_ms: again.then(|| clock::elapsed_ms(start)), by_spread: false };
             intake::submit(&space, bucket(), piece, sending).await
         });
         let (sent, ()) = tokio::join!(sent, kill_during(at % 7 == 3));
@@ -520,7 +547,10 @@ async fn a_server_killed_in_mid_run_loses_and_doubles_nothing() {
         let acks: Vec<_> = claimed.tasks.iter().map(|task| ack_row(task, Outcome::Succeeded)).collect();
         let told = insist(async |again| run::ack(&space, bucket(), "ex", &acks, again).await);
         let (told, ()) = tokio::join!(told, kill_during(visits % 5 == 4));
-        assert!(told.iter().all(|answer| matches!(answer, AckAnswer::Succeeded | AckAnswer::Known)), "{told:?}");
+        assert!(
+            told.iter().all(|answer| matches!(answer, AckAnswer::Succeeded | AckAnswer::Known)),
+            "{told:?}"
+        );
         succeeded += told.len();
         assert!(visits < 200, "{succeeded} of {COUNT} after {visits} visits");
     }
@@ -551,7 +581,9 @@ impl Meter {
             "run.ack failed" | "run.ack fatal" | "run.ack after" => {
                 limits::BATCH_MAX_ROWS * limits::ACK_FAILURE_WEIGHT / limits::ACK_MAX_WEIGHT
             }
-            "run.ack succeeded" | "run.ack succeeded heavy" => limits::BATCH_MAX_ROWS / limits::ACK_MAX_WEIGHT,
+            "run.ack succeeded" | "run.ack succeeded heavy" => {
+                limits::BATCH_MAX_ROWS / limits::ACK_MAX_WEIGHT
+            }
             _ => 1,
         } as u64;
         let before = self.spent_us().await;
@@ -606,7 +638,8 @@ async fn the_largest_batches_are_short() {
         for (name, outcome) in &outcomes {
             // Two thousand ripe: a claim must ripen and choose; then straight through.
             for part in 0..2 {
-                let rows: Vec<Row> = (0..batch).map(|n| make(n + part * batch, now - (n % 50) as i64)).collect();
+                let rows: Vec<Row> =
+                    (0..batch).map(|n| make(n + part * batch, now - (n % 50) as i64)).collect();
                 submit(&space, &rows).await;
             }
             let (granted, rest) = (
@@ -620,11 +653,13 @@ async fn the_largest_batches_are_short() {
             meter.time("run.start", run::start(&space, bucket(), "ex", &holds)).await.unwrap();
             meter.time("run.renew", run::renew(&space, bucket(), "ex", &holds)).await.unwrap();
             let acks: Vec<_> = granted.iter().map(|task| ack_row(task, outcome.clone())).collect();
-            let name = if *outcome == Outcome::Succeeded && !all_plain { "run.ack succeeded heavy" } else { *name };
+            let name =
+                if *outcome == Outcome::Succeeded && !all_plain { "run.ack succeeded heavy" } else { *name };
             meter.time(name, ack(&space, &acks, false)).await;
             meter.time("run.ack again", ack(&space, &acks, true)).await;
             let rows: Vec<_> = rest.iter().map(|task| (task.id, task.grant)).collect();
-            let released = meter.time("due.release", due::release(&space, bucket(), "p1", "no room", &rows)).await;
+            let released =
+                meter.time("due.release", due::release(&space, bucket(), "p1", "no room", &rows)).await;
             assert_eq!(released.unwrap(), vec![ReleaseAnswer::HandedBack; batch]);
             let granted = meter.time("due.claim again", claim(&space, &claim_all("p1"))).await.tasks;
             assert_eq!(granted.len(), batch);
@@ -642,7 +677,10 @@ async fn the_largest_batches_are_short() {
         space.inject_now(Some(now));
         for _ in 0..4 {
             let none = Claim { limit: 0, ..claim_all("p1") };
-            assert_eq!(meter.time("due.claim reaping", claim(&space, &none)).await.reaped as usize, limits::REAP_MAX_ROWS);
+            assert_eq!(
+                meter.time("due.claim reaping", claim(&space, &none)).await.reaped as usize,
+                limits::REAP_MAX_ROWS
+            );
         }
         now += 100_000;
         space.inject_now(Some(now));
