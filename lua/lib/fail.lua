@@ -23,12 +23,15 @@ local function tries_add(id, record)
 end
 -- The wait after the n-th failure in ms; `chance` in 0..1 takes away up to the jitter's share.
 local function wait_ms(spec, n, chance)
-  local growth, base, cap = byte(spec, 10), u32(spec, 12), u32(spec, 18)
+  local growth, jitter, base, factor, cap = 2, 20, 5000, 500, 3600000
+  if byte(spec, 1) == 1 then
+    growth, jitter, base, factor, cap = byte(spec, 10), byte(spec, 11), u32(spec, 12), u16(spec, 16), u32(spec, 18)
+  end
   local wait = base
   if growth == 1 then wait = base * n
-  elseif growth == 2 then wait = base * (u16(spec, 16) / 100) ^ (n - 1) end
+  elseif growth == 2 then wait = base * (factor / 100) ^ (n - 1) end
   if not (wait < cap) then wait = base == 0 and 0 or cap end
-  return floor(wait - wait * byte(spec, 11) / 100 * chance)
+  return floor(wait - wait * jitter / 100 * chance)
 end
 local function lane_of_tier(lane, failures)
   local d = level(lane) * 8 + (failures < 6 and failures or 6) + 1
@@ -36,7 +39,7 @@ local function lane_of_tier(lane, failures)
 end
 local function failure_of(spec, at, final)
   local failures = at.failures < 255 and at.failures + 1 or 255
-  return failures, final or failures > byte(spec, 9)
+  return failures, final or failures > (byte(spec, 1) == 1 and byte(spec, 9) or 2)
 end
 -- What a counted failure would write.
 local function need_fail(id, spec, final, after, chance)

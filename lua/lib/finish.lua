@@ -44,14 +44,15 @@ local function keys_ending(ids)
     for i = 1, b.n do
       local spec = specs[i]
       if spec and byte(spec, 2) % 2 == 1 then
-        local number, window = byte(spec, 22), u32(spec, 23)
+        local k0 = spec_rest(spec)
+        local number, window = byte(spec, k0), u32(spec, k0 + 1)
         local s = shards[number]
         if not s then
           s = { n = 0, keys = {}, ids = {}, windows = {} }
           shards[number] = s
         end
         local k = s.n + 1
-        s.n, s.keys[k], s.ids[k], s.windows[k] = k, sub(spec, 29, 28 + u16(spec, 27)), b[i], window
+        s.n, s.keys[k], s.ids[k], s.windows[k] = k, sub(spec, k0 + 7, k0 + 6 + u16(spec, k0 + 5)), b[i], window
       end
     end
   end
