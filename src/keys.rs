@@ -13,7 +13,7 @@
 //! | `ready:<lane>` | ZSET | ripe ids of a lane with a backlog, by due ms |
 //! | `ring:<priority>` | ZSET | lanes with a backlog, by turn |
 //! | `parked` | SET | lanes with a backlog that may not be claimed |
-//! | `task:<home minute>` | HASH | id → spec |
+//! | `task:<home hour>` | HASH | id → spec |
 //! | `at` | HASH | id → due, lane, fence, failures, of tasks that are not at home |
 //! | `run` | HASH | id → phase, deadline, grant, lane, holder |
 //! | `lease:<second>` | STRING | ids whose lease may lapse then |

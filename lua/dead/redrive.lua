@@ -11,7 +11,7 @@ need('stream', 'events') need_all('hash', 'counts', 'at', 'tries', 'lock') need_
 local rows, letters, others, seen, keys = {}, {}, {}, {}, {}
 for i = 3, #ARGV do
   local n, id, due = i - 2, sub(ARGV[i], 1, 16), tonumber(sub(ARGV[i], 17, 29))
-  local spec = call('ZSCORE', P .. 'dead', id) and not seen[id] and call('HGET', P .. 'task:' .. home(id), id)
+  local spec = call('ZSCORE', P .. 'dead', id) and not seen[id] and call('HGET', P .. 'task:' .. shelf(id), id)
   if not spec then letters[n] = '?'
   else
     seen[id] = true

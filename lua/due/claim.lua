@@ -65,7 +65,7 @@ if last and sub(last, 1, 16) == ARGV[4] then
     local id = sub(last, i, i + 15)
     local r = call('HGET', run, id)
     if r and sub(run_grant(r), 9) == sub(last, 17, 26) then
-      local spec = call('HGET', P .. 'task:' .. home(id), id)
+      local spec = call('HGET', P .. 'task:' .. shelf(id), id)
       if spec then
         local at = at_of(id, spec)
         out[#out + 1] = id .. run_lane(r) .. run_grant(r) .. format('%013.0f%02x', at.due, at.failures)
@@ -115,8 +115,8 @@ if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
 local reaped, lapsed = 0, {}
 local function lapse(id, r)
   if lapsed[id] then return end
-  need('hash', 'task:' .. home(id))
-  local spec, grant, holder = call('HGET', P .. 'task:' .. home(id), id), run_grant(r), run_holder(r)
+  need('hash', 'task:' .. shelf(id))
+  local spec, grant, holder = call('HGET', P .. 'task:' .. shelf(id), id), run_grant(r), run_holder(r)
   if not spec then
     -- dropped below
   elseif run_cancelled(r) then need_end(id, spec)
@@ -204,8 +204,8 @@ if #names == SETS then
   end
 end
 local function expire(key, id)
-  need('hash', 'task:' .. home(id))
-  local spec, r = call('HGET', P .. 'task:' .. home(id), id), call('HGET', run, id)
+  need('hash', 'task:' .. shelf(id))
+  local spec, r = call('HGET', P .. 'task:' .. shelf(id), id), call('HGET', run, id)
   local at = spec and at_of(id, spec)
   if spec then
     need_end(id, spec)
@@ -277,10 +277,10 @@ local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
 local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
 if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
 for _, id in ipairs(olds) do
-  safely(need, 'hash', 'task:' .. home(id))
+  safely(need, 'hash', 'task:' .. shelf(id))
   call('ZREM', P .. 'dead', id)
   call('UNLINK', P .. 'dead:' .. id)
-  call('HDEL', P .. 'task:' .. home(id), id)
+  call('HDEL', P .. 'task:' .. shelf(id), id)
   call('HDEL', P .. 'at', id)
   count('dead', -1)
   count('deleted', 1)
@@ -469,8 +469,8 @@ else
     local m, lane = 0, l.lane
     for _, id in ipairs(got) do
       if big then
-        safely(need, 'hash', 'task:' .. home(id))
-        bytes = bytes - call('HSTRLEN', P .. 'task:' .. home(id), id)
+        safely(need, 'hash', 'task:' .. shelf(id))
+        bytes = bytes - call('HSTRLEN', P .. 'task:' .. shelf(id), id)
         if bytes < 0 and chosen_n > 0 then full = true break end
       end
       chosen_n = chosen_n + 1
@@ -530,24 +530,24 @@ else
   end
 end
 
--- 6. Specs, by home minute. What has none is damage: dropped, counted, never granted.
+-- 6. Specs, by home hour. What has none is damage: dropped, counted, never granted.
 local n = chosen_n
 local out = { 'OK', stamp, -1, 0, reaped, leap }
 if n > 0 then
-  local ids, specs, first_home, same = {}, nil, sub(chosen[1], 1, 5), true
+  local ids, specs, first, same = {}, nil, shelf(chosen[1]), true
   for i = 1, n do
     local id = sub(chosen[i], 1, 16)
     ids[i] = id
-    if sub(id, 1, 5) ~= first_home then same = false end
+    if shelf(id) ~= first then same = false end
   end
   if same then
-    safely(need, 'hash', 'task:' .. home(first_home))
-    specs = call('HMGET', P .. 'task:' .. home(first_home), unpack(ids))
+    safely(need, 'hash', 'task:' .. first)
+    specs = call('HMGET', P .. 'task:' .. first, unpack(ids))
   else
     local by = {}
     specs = {}
     for i = 1, n do
-      local m = sub(ids[i], 1, 5)
+      local m = shelf(ids[i])
       local b = by[m]
       if not b then
         b = { n = 0, ids = {}, at = {} }
@@ -557,8 +557,8 @@ if n > 0 then
       b.n, b.ids[k], b.at[k] = k, ids[i], i
     end
     for m, b in pairs(by) do
-      safely(need, 'hash', 'task:' .. home(m))
-      local found = call('HMGET', P .. 'task:' .. home(m), unpack(b.ids))
+      safely(need, 'hash', 'task:' .. m)
+      local found = call('HMGET', P .. 'task:' .. m, unpack(b.ids))
       for j, i in ipairs(b.at) do specs[i] = found[j] end
     end
   end

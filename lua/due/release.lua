@@ -17,8 +17,8 @@ local found, specs = call('HMGET', run, unpack(ids)), {}
 for i, id in ipairs(ids) do
   local r = found[i]
   if r and run_grant(r) == sub(ARGV[i + 3], 17, 34) then
-    need('hash', 'task:' .. home(id))
-    local spec = call('HGET', P .. 'task:' .. home(id), id)
+    need('hash', 'task:' .. shelf(id))
+    local spec = call('HGET', P .. 'task:' .. shelf(id), id)
     specs[i] = spec
     if spec and run_cancelled(r) then need_end(id, spec)
     elseif spec then need_back(id, spec) end

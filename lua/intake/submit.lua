@@ -21,7 +21,7 @@ need_all('hash', 'counts', 'lock')
 local groups, at, total = {}, 9, 0
 for g = 1, tonumber(ARGV[6]) do
   local n = tonumber(ARGV[at + 2])
-  groups[g] = { minute = ARGV[at], base = ARGV[at] .. ARGV[at + 1], n = n, events = ARGV[at + 3], due = at + 4, spec = at + 4 + 2 * n, first = total }
+  groups[g] = { minute = ARGV[at], shelf = format('%.0f', floor(ARGV[at] / 60)), base = ARGV[at] .. ARGV[at + 1], n = n, events = ARGV[at + 3], due = at + 4, spec = at + 4 + 2 * n, first = total }
   total = total + n
   at = at + 4 + 4 * n
 end
@@ -56,7 +56,7 @@ for s = 1, tonumber(ARGV[7]) do
     if not first and v then
       local id, state = sub(v, 1, 16), sub(v, 17, 17)
       local stands = (state == 'E' and tonumber(sub(v, 18, 30)) > now)
-        or (state == 'L' and call('HEXISTS', P .. 'task:' .. home(id), id) == 1)
+        or (state == 'L' and call('HEXISTS', P .. 'task:' .. shelf(id), id) == 1)
       if stands then first = v end
     end
     if first then refuse(row_of(shard, i), 'DUPLICATE', sub(first, 1, 16)) end
@@ -77,8 +77,8 @@ if ARGV[2] ~= '' then
   for _, g in ipairs(groups) do
     local ids = {}
     for i = 1, g.n do ids[i] = ARGV[g.spec + 2 * i - 2] end
-    need('hash', 'task:' .. g.minute)
-    local known = call('HMGET', P .. 'task:' .. g.minute, unpack(ids))
+    need('hash', 'task:' .. g.shelf)
+    local known = call('HMGET', P .. 'task:' .. g.shelf, unpack(ids))
     for i = 1, g.n do
       local row = g.first + i
       if not (skip and skip[row]) then
@@ -116,7 +116,7 @@ for _, g in ipairs(groups) do
     events = table.concat(events)
   end
   if n > 0 then
-    need('hash', 'task:' .. g.minute)
+    need('hash', 'task:' .. g.shelf)
     local plan = { g = g, n = n, due = due, spec = spec, whole = need('zset', 'due:' .. g.base) < SPLIT }
     if not plan.whole then
       plan.sets, plan.order = {}, {}
@@ -148,8 +148,8 @@ for i = 1, tonumber(ARGV[8]) do need('zset', 'timer:' .. ARGV[at + 3 * i - 2]) e
 
 for _, plan in ipairs(plans) do
   local g, n = plan.g, plan.n
-  if plan.spec then call('HSET', P .. 'task:' .. g.minute, unpack(plan.spec))
-  else call('HSET', P .. 'task:' .. g.minute, unpack(ARGV, g.spec, g.spec + 2 * n - 1)) end
+  if plan.spec then call('HSET', P .. 'task:' .. g.shelf, unpack(plan.spec))
+  else call('HSET', P .. 'task:' .. g.shelf, unpack(ARGV, g.spec, g.spec + 2 * n - 1)) end
   if plan.whole then
     local base = P .. 'due:' .. g.base
     if plan.due then call('ZADD', base, unpack(plan.due))

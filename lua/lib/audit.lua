@@ -71,7 +71,7 @@ end
 -- `place` and `member`: where the task was met, if in a due set or lane. `lease` asks for its lease string too.
 local function judge(id, place, member, spec, lease)
   broken = false
-  local task = 'task:' .. home(id)
+  local task = 'task:' .. shelf(id)
   if spec == nil then spec = look('HGET', P .. task, id) end
   local r, dead, raw = look('HGET', P .. 'run', id), look('ZSCORE', P .. 'dead', id), look('HGET', P .. 'at', id)
   local met = place and look('ZSCORE', P .. place, member)

@@ -2,7 +2,7 @@
 local function key_hour(o) return format('%.0f', floor((now + o.window) / 3600000) + 1) end
 -- What ending a task would write.
 local function need_end(id, spec)
-  need('hash', 'task:' .. home(id))
+  need('hash', 'task:' .. shelf(id))
   need_recent()
   if byte(spec, 2) % 16 ~= 0 then
     local o = spec_options(spec)
@@ -30,7 +30,7 @@ end
 local function keys_ending(ids)
   local by, shards, ends, times = {}, {}, { hashes = {}, hours = {} }, {}
   for _, id in ipairs(ids) do
-    local m = sub(id, 1, 5)
+    local m = shelf(id)
     local b = by[m]
     if not b then
       b = { n = 0 }
@@ -40,7 +40,7 @@ local function keys_ending(ids)
     b[b.n] = id
   end
   for m, b in pairs(by) do
-    local specs = call('HMGET', P .. 'task:' .. home(m), unpack(b))
+    local specs = call('HMGET', P .. 'task:' .. m, unpack(b))
     for i = 1, b.n do
       local spec = specs[i]
       if spec and byte(spec, 2) % 2 == 1 then
@@ -106,7 +106,7 @@ local function keys_end(ends)
 end
 -- Ends one task for good: spec, place record, key, timer. Place, run and counters are the caller's.
 local function finish(id, spec, letter, fence)
-  call('HDEL', P .. 'task:' .. home(id), id)
+  call('HDEL', P .. 'task:' .. shelf(id), id)
   call('HDEL', P .. 'at', id)
   call('HDEL', P .. 'tries', id)
   if byte(spec, 2) % 16 ~= 0 then

@@ -3,7 +3,7 @@
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 executor  3 "1" if sent again  4 chance 0..1  5 rows n  6 "1" if all are S, each once
 --         7 n × (id 16 + grant 18 + outcome 1 + lag 5 + took 5)  8 n × (id 16 + outcome 1 + fence 8)  9 n × lag bin 2
---         10 number of runs  11 number of lag bins, then for each run: home minute, grant, rows; for each bin: bin, rows;
+--         10 number of runs  11 number of lag bins, then for each run: home hour, grant, rows; for each bin: bin, rows;
 --         then n × id, run by run; unless 6 is "1", n × text
 --         outcome: S done, C cancelled, F failed, D do not retry, A after (13 digits of ms, then 1 if counted, then text)
 -- gives   OK {stamp, a letter a row: S, C, R tried again, D dead, Z stale, N known already; due of each R}
@@ -93,7 +93,7 @@ for i = 1, n do
       n_past = n_past + 1
     end
   elseif not (run_bits(r) == 0 and (outcome == 'S' or outcome == 'C' or run_cancelled(r))) then
-    local spec = call('HGET', P .. 'task:' .. home(id), id)
+    local spec = call('HGET', P .. 'task:' .. shelf(id), id)
     specs[i] = spec
     if not spec then
       -- dropped below
@@ -127,7 +127,7 @@ for i = 1, n do
     local final = (outcome == 'S' and not flagged) and 'S' or ((outcome == 'C' or flagged) and 'C') or nil
     if final then
       if bits == 0 then
-        local m = sub(id, 1, 5)
+        local m = shelf(id)
         local h = homes[m]
         if not h then
           h = {}
@@ -179,7 +179,7 @@ for i = 1, n do
     end
   end
 end
-for m, h in pairs(homes) do call('HDEL', P .. 'task:' .. home(m), unpack(h)) end
+for m, h in pairs(homes) do call('HDEL', P .. 'task:' .. m, unpack(h)) end
 if #done > 0 then call('HDEL', run, unpack(done)) end
 if #recent > 0 then remember(table.concat(recent)) end
 local left = succeeded + cancelled + pending + dead + #away

@@ -257,9 +257,9 @@ async fn ack_piece(
     rows: &[AckRow],
     again: bool,
 ) -> Result<Vec<AckAnswer>, StoreError> {
-    // By home minute: each has a hash of its own, and its ids go to it in one stretch. Within it by grant: the tasks of
+    // By home hour: each has a hash of its own, and its ids go to it in one stretch. Within it by grant: the tasks of
     // one claim share theirs, so it is sent once. Equal rows keep their order.
-    let run_of = |row: &AckRow| (row.id.home(), row.grant);
+    let run_of = |row: &AckRow| (row.id.shelf(), row.grant);
     let mut order: Vec<usize> = (0..rows.len()).collect();
     order.sort_by_key(|at| (run_of(&rows[*at]), rows[*at].id));
     let places = order.clone();
@@ -297,7 +297,7 @@ async fn ack_piece(
     let runs = || order.chunk_by(|a, b| run_of(a) == run_of(b));
     args.number(runs().count()).number(if worst < 0 { 0 } else { lags.len() + 1 });
     for run in runs() {
-        args.number(run[0].id.home()).bytes(run[0].grant.as_bytes()).number(run.len());
+        args.number(run[0].id.shelf()).bytes(run[0].grant.as_bytes()).number(run.len());
     }
     for (bin, count) in &lags {
         args.bytes(bin).number(count);

@@ -429,7 +429,7 @@ async fn a_foreign_key_stops_a_submit_before_it_writes() {
     let shard = Key::shard(b"k");
     let places = ["meta", "agenda", "events", "counts", "lock"].map(str::to_owned);
     let more = [
-        format!("task:{minute}"),
+        format!("task:{}", minute.0 / 60),
         format!("due:{minute}"),
         format!("keys:{shard}"),
         format!("timer:{minute}"),
@@ -465,7 +465,7 @@ async fn a_foreign_key_stops_a_cancel_before_it_writes() {
     let well_known =
         ["meta", "agenda", "events", "counts", "run", "at", "tries", "dead", "parked", "ring:3", "recents"];
     let more = [
-        format!("task:{minute}"),
+        format!("task:{}", minute.0 / 60),
         format!("due:{minute}"),
         format!("due:{minute}.07"),
         format!("due:{minute}.07.{:x}", digits::read(&ids[0].as_bytes()[15..]).unwrap() % 16),

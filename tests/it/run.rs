@@ -290,7 +290,7 @@ async fn a_foreign_key_stops_every_move_of_a_granted_task_before_it_writes() {
             .into_iter()
             .map(str::to_owned)
             .chain([
-                format!("task:{due}"),
+                format!("task:{}", due.0 / 60),
                 format!("recent:{}", T0 / 10_000),
                 format!("lag:{due}"),
                 format!("keys:{}", Key::shard(b"k")),
@@ -326,7 +326,7 @@ async fn a_foreign_key_stops_every_move_of_a_granted_task_before_it_writes() {
 
     let ready = format!("ready:{}", lane.as_str());
     let rows: Vec<_> = tasks.iter().map(|task| (task.id, task.grant)).collect();
-    for name in ["run", "events", "counts", "at", "lock", "ring:3", &ready, &format!("task:{due}")] {
+    for name in ["run", "events", "counts", "at", "lock", "ring:3", &ready, &format!("task:{}", due.0 / 60)] {
         let planted = Planted::at(&space, name).await;
         planted.refuses(due::release(&space, bucket(), "p1", "", &rows).await);
         planted.nothing_changed().await;
@@ -352,7 +352,7 @@ async fn a_foreign_key_stops_a_claim_before_it_moves_a_task() {
     let more = [
         "last:p1".to_owned(),
         format!("due:{minute}"),
-        format!("task:{minute}"),
+        format!("task:{}", minute.0 / 60),
         format!("ready:{}", lane.as_str()),
         format!("lease:{}", (T0 + limits::DISPATCH_TIMEOUT_MS) / 1_000 + 1),
         format!("recent:{}", T0 / 10_000),
