@@ -5,6 +5,7 @@
 //! Each handler writes down which task it got, so that the report does not have to believe anybody.
 
 use super::args::{DemoArgs, Output};
+use super::connect::TaskDefaults;
 use super::error::{CliError, Exit};
 use super::import::due::{DueReader, find_zone};
 use super::import::input::{Format, Input};
@@ -18,7 +19,7 @@ use crate::client::{Client, Counts, LagStatus};
 use crate::clock;
 use crate::dev::redis::{PrivateServer, ServerOptions};
 use crate::executor::Executor;
-use crate::model::{Namespace, Priority, QueueName, Retry, TaskId, UnixMs};
+use crate::model::{Namespace, Priority, QueueName, TaskId, UnixMs};
 use crate::pod::{Pod, PodSettings};
 use crate::store::{ConnectSettings, Space, Store};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -140,7 +141,8 @@ async fn play(
     let survey = import::survey(&input, &plan)?;
     let mut progress = Progress::new(true, None, Arc::default());
     let (loaded, result) =
-        import::run(input, plan, ClientSink::new(client.clone(), Retry::default()), &mut progress).await;
+        import::run(input, plan, ClientSink::new(client.clone(), TaskDefaults::default()), &mut progress)
+            .await;
     result?;
     let ends = survey.timeline.ends().map_or(now, |(_, last)| last);
     say(format!(
