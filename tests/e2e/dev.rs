@@ -20,6 +20,7 @@ impl Home {
             .in_dir(&self.0)
             .env("XDG_CACHE_HOME", self.0.join("cache"))
             .env("HOME", &self.0)
+            .set("defaults.dispatch_timeout", "1s")
     }
 }
 
@@ -81,7 +82,11 @@ async fn tasks_survive_the_death_of_dev() {
 
     let program = home.program();
     let second = start(&program);
-    assert!(waiting.iter().all(|id| state(&program, id) == "pending"));
+    // One may have been claimed when its pod died: then it comes back by its dispatch time-out.
+    for id in &waiting {
+        let state = state(&program, id);
+        assert!(["pending", "running"].contains(&state.as_str()), "{id} is {state}");
+    }
     assert_eq!(state(&program, &ran), "succeeded");
     let _executor = program.start("work", &work);
     until_done(&program, &waiting).await;
