@@ -1,12 +1,13 @@
 -- run/ack: outcomes of one executor's tasks are accepted, each once, under the current grant.
--- moves   running -> succeeded | cancelled | pending (tried again) | dead
+-- moves   running -> succeeded | cancelled | skipped | pending (tried again) | dead
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 executor  3 "1" if sent again  4 chance 0..1  5… rows:
 --         id 16 + grant 18 + outcome 1 + lag 5 + took 5 + lag bin 2 + text
---         outcome: S done, C cancelled, F failed, D do not retry, A after (13 digits of ms, then 1 if counted, then text)
--- gives   OK {stamp, a letter a row: S, C, R tried again, D dead, Z stale, N known already; due of each R}
+--         outcome: S done, C cancelled, K not started: too late, F failed, D do not retry,
+--         A after (13 digits of ms, then 1 if counted, then text)
+-- gives   OK {stamp, a letter a row: S, C, K, R tried again, D dead, Z stale, N known already; due of each R}
 -- bound   rows <= batch_max_rows
--- events  ended; retried, died, cancelled
+-- events  ended; retried, died, skipped
 -- memory  allow-oom
 local who, again, chance = ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
 local run, counts, n = P .. 'run', P .. 'counts', #ARGV - 4
@@ -17,6 +18,7 @@ need_all('hash', 'counts', 'run', 'at', 'tries', lag_name)
 need_all('zset', 'agenda', 'dead')
 need('string', recent_name(recent_ten()))
 local ids, letters, dues = {}, {}, {}
+local ENDS = { S = true, C = true, K = true }
 for i = 1, n do ids[i] = sub(ARGV[i + 4], 1, 16) end
 local found = call('HMGET', run, unpack(ids))
 local function asked_after(row) return tonumber(sub(row, 48, 60)) end
@@ -30,21 +32,21 @@ for i = 1, n do
       past[id] = true
       n_past = n_past + 1
     end
-  elseif run_bits(r) == 0 and (outcome == 'S' or outcome == 'C' or run_cancelled(r)) then
+  elseif run_bits(r) == 0 and (ENDS[outcome] or run_cancelled(r)) then
     need('hash', 'task:' .. home(id))
   else
     local spec = call('HGET', P .. 'task:' .. home(id), id)
     specs[i] = spec
     if not spec then
       -- dropped below
-    elseif outcome == 'S' or outcome == 'C' or run_cancelled(r) then need_end(id, spec)
+    elseif ENDS[outcome] or run_cancelled(r) then need_end(id, spec)
     elseif outcome == 'A' and sub(row, 61, 61) == '0' then need_due(id, now + asked_after(row), at_of(id, spec).lane)
     else need_fail(id, spec, outcome == 'D', outcome == 'A' and asked_after(row) or nil, chance) end
   end
 end
 if n_past > 0 then hits = recall(past, n_past, 12, 16777216) end
 local done, homes, away, ended, recent, rares = {}, {}, {}, {}, {}, {}
-local bins, worst, succeeded, cancelled, pending, dead = {}, '-----', 0, 0, 0, 0
+local bins, worst, succeeded, cancelled, skipped, pending, dead = {}, '-----', 0, 0, 0, 0, 0
 local gone = {}
 for i = 1, n do
   local row, r, id = ARGV[i + 4], found[i], ids[i]
@@ -65,7 +67,7 @@ for i = 1, n do
       bins[bin] = (bins[bin] or 0) + 1
       if lag > worst then worst = lag end
     end
-    local final = (outcome == 'S' and not flagged) and 'S' or ((outcome == 'C' or flagged) and 'C') or nil
+    local final = flagged and 'C' or (ENDS[outcome] and outcome)
     if final then
       if bits == 0 then
         local m = sub(id, 1, 5)
@@ -82,9 +84,12 @@ for i = 1, n do
         if spec then finish(id, spec, final, sub(row, 17, 24)) end
         done[#done + 1] = id
       end
-      ended[#ended + 1] = sub(row, 1, 34) .. final .. sub(row, 36, 45)
+      if final == 'K' then rares[#rares + 1] = rare(id, run_grant(r), 'K', 0, 'too late: ' .. who .. ' got it after its latest start')
+      else ended[#ended + 1] = sub(row, 1, 34) .. final .. sub(row, 36, 45) end
       letters[i] = final
-      if final == 'S' then succeeded = succeeded + 1 else cancelled = cancelled + 1 end
+      if final == 'S' then succeeded = succeeded + 1
+      elseif final == 'K' then skipped = skipped + 1
+      else cancelled = cancelled + 1 end
     else
       local spec = specs[i]
       if not spec then
@@ -123,11 +128,12 @@ end
 for m, h in pairs(homes) do call('HDEL', P .. 'task:' .. home(m), unpack(h)) end
 if #done > 0 then call('HDEL', run, unpack(done)) end
 if #recent > 0 then remember(table.concat(recent)) end
-local left = succeeded + cancelled + pending + dead + #away
+local left = succeeded + cancelled + skipped + pending + dead + #away
 if left > 0 then
   call('HINCRBY', counts, 'running', -left)
   if succeeded > 0 then call('HINCRBY', counts, 'succeeded', succeeded) end
   if cancelled > 0 then call('HINCRBY', counts, 'cancelled', cancelled) end
+  if skipped > 0 then call('HINCRBY', counts, 'skipped', skipped) end
   if pending > 0 then call('HINCRBY', counts, 'pending', pending) end
   if dead > 0 then call('HINCRBY', counts, 'dead', dead) end
   local fresh = nil

@@ -123,6 +123,8 @@ pub enum Outcome {
     },
     /// Stopped because someone wished so.
     Cancelled,
+    /// Not started, because its latest start had passed.
+    Skipped,
 }
 
 /// One outcome to be accepted.
@@ -154,6 +156,8 @@ pub enum AckAnswer {
     Dead,
     /// Accepted: it is cancelled, by the handler or because someone had asked for it.
     Cancelled,
+    /// Accepted: it is skipped; it never started.
+    Skipped,
     /// Not accepted: the grant is no longer current.
     Stale,
     /// This grant's outcome had been accepted before; nothing changed.
@@ -204,6 +208,7 @@ pub async fn ack(
         let (letter, text) = match &row.outcome {
             Outcome::Succeeded => (b"S", ""),
             Outcome::Cancelled => (b"C", ""),
+            Outcome::Skipped => (b"K", ""),
             Outcome::Failed { error } => (b"F", error.as_str()),
             Outcome::Fatal { error } => (b"D", error.as_str()),
             Outcome::RetryAfter { error, .. } => (b"A", error.as_str()),
@@ -227,6 +232,7 @@ pub async fn ack(
         out.push(match letter {
             b'S' => AckAnswer::Succeeded,
             b'C' => AckAnswer::Cancelled,
+            b'K' => AckAnswer::Skipped,
             b'D' => AckAnswer::Dead,
             b'R' => AckAnswer::Retrying { due: UnixMs(fields.int("due")?) },
             b'N' => AckAnswer::Known,
