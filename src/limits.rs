@@ -166,7 +166,9 @@ const _: () = assert!(LOST_AFTER_MS >= 3 * HEARTBEAT_MS, "two lost heartbeats mu
 const _: () = assert!(POLL_MS < LOCK_MS, "a sleeping pod must wake up before its permit ends");
 const _: () = assert!(PAYLOAD_MAX_BYTES + 4_096 <= BATCH_MAX_BYTES, "one full payload must fit in a batch");
 const _: () = assert!(IMPORT_ROW_MAX_BYTES >= 2 * PAYLOAD_MAX_BYTES, "a full payload may double by quoting");
-const _: () = assert!(JOURNAL_RECORD_MAX_BYTES > BATCH_MAX_ROWS * 34 + 1, "a batch of ids must fit in a record");
+const _: () =
+    assert!(JOURNAL_RECORD_MAX_BYTES > BATCH_MAX_ROWS * 34 + 1, "a batch of ids must fit in a record");
 const _: () = assert!(DURABLE_WAIT_MS < CALL_TIMEOUT_MS, "a call must outlast its wait");
 const _: () = assert!(KEY_BUCKETS_DEFAULT.is_power_of_two() && BUCKETS_MAX.is_power_of_two());
-const _: () = assert!((UNCOUNTED_LOSSES_MAX as i64) < 256 && RETRIES_MAX < 255, "both are two hex digits in Redis");
+const _: () =
+    assert!((UNCOUNTED_LOSSES_MAX as i64) < 256 && RETRIES_MAX < 255, "both are two hex digits in Redis");

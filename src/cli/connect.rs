@@ -2,9 +2,10 @@
 
 use super::dev;
 use super::error::CliError;
-use crate::client::{Client, ClientError, ClientSettings, SubmitError};
-use crate::model::{Namespace, Retry};
-use crate::settings::{Loaded, Settings};
+use crate::client::{Client, ClientError, ClientSettings, NewTask, SubmitError};
+use crate::limits;
+use crate::model::{Namespace, QueueName, Retry};
+use crate::settings::{Loaded, Settings, Span};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
 use std::path::Path;
 
@@ -62,6 +63,22 @@ pub fn retry(settings: &Settings) -> Result<Retry, CliError> {
     Ok(retry.with_retries(settings.defaults.retries)?)
 }
 
+/// A task of this queue for which nothing else is said: what the settings say, and so the flags.
+pub fn task(settings: &Settings, queue: QueueName) -> Result<NewTask, CliError> {
+    let defaults = &settings.defaults;
+    let some = |span: Span| (span.ms() > 0).then(|| span.ms());
+    let small = |ms: i64| u32::try_from(ms).unwrap_or(u32::MAX);
+    Ok(NewTask {
+        retry: retry(settings)?,
+        lease_ms: some(defaults.lease).filter(|ms| *ms != limits::LEASE_MS).map(small),
+        timeout_ms: some(defaults.timeout).map(small),
+        start_within_ms: some(defaults.start_within),
+        expire_after_ms: some(defaults.expire_after),
+        durability: defaults.durability.parse()?,
+        ..NewTask::to(queue)
+    })
+}
+
 /// Who acts, for a task's history: the user and the machine.
 pub fn who() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_default();
@@ -77,6 +94,8 @@ impl From<StoreError> for CliError {
             StoreError::Unreachable { .. } | StoreError::Timeout { .. } => Self::unreachable(message)
                 .hint("is it running there? --redis or MINUTEHAND_REDIS names another; `minutehand dev` starts one here"),
             StoreError::BadUrl { what } => Self { code: "setting", ..Self::usage("redis.url", what) },
+            StoreError::CannotPromise { .. } => Self { code: "cannot_promise", ..Self::failed(message) }
+                .hint("set the server up for it, or ask for less with --durability or defaults.durability"),
             StoreError::Refused { .. } => Self { code: "redis_refused", ..Self::failed(message) },
             _ => Self { code: "redis", ..Self::failed(message) },
         }
@@ -90,6 +109,8 @@ impl From<ClientError> for CliError {
             ClientError::Store(error) => error.into(),
             ClientError::NotFound(_) => Self::not_found(error.to_string()),
             ClientError::WrongState { .. } => Self { code: "wrong_state", ..Self::failed(error.to_string()) },
+            ClientError::NotDurable { .. } => Self { code: "not_durable", ..Self::failed(error.to_string()) }
+                .hint("the task may or may not stand; to send it again is safe with --key"),
             ClientError::FateUnknown(_) => Self { code: "fate_unknown", ..Self::failed(error.to_string()) },
         }
     }

@@ -14,11 +14,11 @@ use super::import::sink::ClientSink;
 use super::import::{self, Report};
 use super::render::{self, grouped};
 use super::signal;
-use crate::client::{Client, Counts, LagStatus};
+use crate::client::{Client, Counts, LagStatus, NewTask};
 use crate::clock;
 use crate::dev::redis::{PrivateServer, ServerOptions};
 use crate::executor::Executor;
-use crate::model::{Namespace, Priority, QueueName, Retry, TaskId, UnixMs};
+use crate::model::{Namespace, Priority, QueueName, TaskId, UnixMs};
 use crate::pod::{Pod, PodSettings};
 use crate::store::{ConnectSettings, Space, Store};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -139,8 +139,8 @@ async fn play(
     let input = Input::of_bytes("flights-2013-11-27.csv", FLIGHTS.as_bytes(), Format::Csv)?;
     let survey = import::survey(&input, &plan)?;
     let mut progress = Progress::new(true, None, Arc::default());
-    let (loaded, result) =
-        import::run(input, plan, ClientSink::new(client.clone(), Retry::default()), &mut progress).await;
+    let sink = ClientSink::new(client.clone(), NewTask::to(QueueName::new(QUEUE)?));
+    let (loaded, result) = import::run(input, plan, sink, &mut progress).await;
     result?;
     let ends = survey.timeline.ends().map_or(now, |(_, last)| last);
     say(format!(

@@ -17,12 +17,9 @@ pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
         labels: Labels::new(&args.label)?,
         priority: args.priority.parse()?,
         due: due(when(&args.due)?),
-        retry: connect::retry(&loaded.settings)?,
         key,
-        lease_ms: Some(u32::try_from(loaded.settings.defaults.lease.ms()).unwrap_or(u32::MAX))
-            .filter(|ms| i64::from(*ms) != limits::LEASE_MS),
         payload: payload(&args.payload)?,
-        ..NewTask::to(QueueName::new(&args.queue)?)
+        ..connect::task(&loaded.settings, QueueName::new(&args.queue)?)?
     })
 }
 

@@ -14,7 +14,7 @@ use crate::limits;
 use crate::model::field::FieldError;
 use crate::model::{Namespace, TaskId, UnixMs};
 use crate::store::intake::{self, WishAnswer};
-use crate::store::{ConnectSettings, Space, Store, StoreError, member};
+use crate::store::{ConnectSettings, Shortfall, Space, Store, StoreError, member};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,8 +49,19 @@ pub enum ClientError {
         /// What can be done.
         advice: &'static str,
     },
+    /// A task is not as safe as it was to be. It may stand all the same; to submit it again by its
+    /// idempotency key is safe.
+    #[error("not durable: task {id} was to be as safe as {}, but {lacks}; it may or may not outlive a failure", lacks.level)]
+    NotDurable {
+        /// The task.
+        id: TaskId,
+        /// What is missing.
+        lacks: Shortfall,
+    },
     /// A submit was repeated too late to tell whether its first sending arrived.
-    #[error("it is not known whether task {0} was created: its first sending got no answer for over two minutes; use an idempotency key to make this exact")]
+    #[error(
+        "it is not known whether task {0} was created: its first sending got no answer for over two minutes; use an idempotency key to make this exact"
+    )]
     FateUnknown(TaskId),
 }
 

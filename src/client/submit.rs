@@ -6,9 +6,11 @@ use crate::limits;
 use crate::model::field::{FieldError, Reason};
 use crate::model::lane::Tier;
 use crate::model::spec::{Extras, check_key};
-use crate::model::{Bucket, Key, LaneCode, LaneGroup, Labels, Priority, QueueName, Retry, Spec, TaskId, UnixMs};
+use crate::model::{
+    Bucket, Durability, Key, Labels, LaneCode, LaneGroup, Priority, QueueName, Retry, Spec, TaskId, UnixMs,
+};
 use crate::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
-use crate::store::{Space, StoreError};
+use crate::store::{Shortfall, Space, StoreError};
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -81,6 +83,8 @@ pub struct NewTask {
     pub lease_ms: Option<u32>,
     /// Longest run of its handler.
     pub timeout_ms: Option<u32>,
+    /// How safe it must be before its submit answers.
+    pub durability: Durability,
     /// What only clients and executors read.
     pub extras: Extras,
     /// The payload, opaque.
@@ -103,6 +107,7 @@ impl NewTask {
             start_within_ms: None,
             lease_ms: None,
             timeout_ms: None,
+            durability: Durability::default(),
             extras: Extras::default(),
             payload: Bytes::new(),
         }
@@ -115,7 +120,9 @@ impl NewTask {
     fn into_spec(self, group: u32, now: UnixMs) -> Result<Spec, FieldError> {
         let due = self.due.resolve(now)?;
         let later = |field, ms: Option<i64>| match ms {
-            Some(ms) if ms <= 0 => Err(FieldError::new(field, Reason::OutOfRange, format!("{ms} ms is not positive"))),
+            Some(ms) if ms <= 0 => {
+                Err(FieldError::new(field, Reason::OutOfRange, format!("{ms} ms is not positive")))
+            }
             Some(ms) => Ok(Some(UnixMs(due.plus(ms).0.min(limits::DUE_MAX_MS)))),
             None => Ok(None),
         };
@@ -160,6 +167,14 @@ pub enum SubmitError {
     /// Sent again too late to tell whether the first sending arrived.
     #[error("it is not known whether task {0} was created; use an idempotency key to make this exact")]
     FateUnknown(TaskId),
+    /// It is not as safe as it was to be. It may stand all the same; to submit it again by its key is safe.
+    #[error("not durable: task {id} was to be as safe as {}, but {lacks}", lacks.level)]
+    NotDurable {
+        /// The task.
+        id: TaskId,
+        /// What is missing.
+        lacks: Shortfall,
+    },
 }
 
 impl From<SubmitError> for ClientError {
@@ -167,12 +182,15 @@ impl From<SubmitError> for ClientError {
         match error {
             SubmitError::Field(error) => Self::Field(error),
             SubmitError::FateUnknown(id) => Self::FateUnknown(id),
+            SubmitError::NotDurable { id, lacks } => Self::NotDurable { id, lacks },
         }
     }
 }
 
 /// Rows a script gets at most from here: larger ones gain nothing and hold Redis longer.
 const CALL_ROWS: usize = 500;
+/// How long a submit waits for its durability, over all its calls.
+const DURABLE_PATIENCE: Duration = Duration::from_millis(limits::DURABLE_PATIENCE_MS);
 /// Calls of one batch that are under way at a time.
 const CALLS_AT_ONCE: usize = 4;
 
@@ -180,6 +198,7 @@ struct Pending {
     at: usize,
     row: Row,
     by_spread: bool,
+    durability: Durability,
 }
 
 /// Submits tasks; answers each, in order.
@@ -214,6 +233,7 @@ pub(super) async fn submit_batch(
             answers[at] = Some(Err(error.into()));
             continue;
         }
+        let durability = task.durability;
         match task.into_spec(group, now) {
             Ok(spec) => {
                 let key = spec.placement.as_ref().or(spec.key.as_ref().map(|key| &key.bytes));
@@ -223,7 +243,7 @@ pub(super) async fn submit_batch(
                 }
                 let bucket = fixed.or_else(|| Bucket::new(turn % spread.buckets)).unwrap_or_default();
                 let id = TaskId::new(spec.due.minute(), bucket, fastrand::u64(..));
-                rows.push(Pending { at, row: Row::new(id, spec), by_spread: fixed.is_none() });
+                rows.push(Pending { at, row: Row::new(id, spec), by_spread: fixed.is_none(), durability });
             }
             Err(error) => answers[at] = Some(Err(error.into())),
         }
@@ -239,9 +259,9 @@ async fn send(
     answers: &mut [Option<Result<Submitted, SubmitError>>],
 ) -> Result<(), ClientError> {
     let mut calls: Vec<Vec<Pending>> = Vec::new();
-    let mut open: HashMap<(Bucket, bool), (Vec<Pending>, usize)> = HashMap::new();
+    let mut open: HashMap<(Bucket, bool, Durability), (Vec<Pending>, usize)> = HashMap::new();
     for pending in rows {
-        let key = (pending.row.id.bucket(), pending.by_spread);
+        let key = (pending.row.id.bucket(), pending.by_spread, pending.durability);
         let size = pending.row.bytes.len() + 128;
         let (call, bytes) = open.entry(key).or_default();
         if !call.is_empty() && (call.len() >= CALL_ROWS || *bytes + size > limits::BATCH_MAX_BYTES) {
@@ -283,11 +303,16 @@ async fn send_call(space: &Space, mut call: Vec<Pending>) -> Result<Answered, Cl
         let Some(head) = call.first() else { return Ok(Vec::new()) };
         let bucket = head.row.id.bucket();
         let again_after_ms = first_sent.map(clock::elapsed_ms);
-        let sending = Sending { again_after_ms, by_spread: head.by_spread };
+        let sending = Sending { again_after_ms, by_spread: head.by_spread, durability: head.durability };
         let sent = clock::mono();
         let rows: Vec<Row> = call.iter().map(|pending| pending.row.clone()).collect();
         match intake::submit(space, bucket, &rows, sending).await {
-            Ok(SubmitAnswer::Rows { answers, now }) => {
+            // A replica that was away for a moment has it soon; sent again, the rows stand and are waited for.
+            Ok(SubmitAnswer::Rows { lacks: Some(_), .. }) if start.elapsed() < DURABLE_PATIENCE => {
+                first_sent = first_sent.or(Some(sent));
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(wait_ms / 2..=wait_ms))).await;
+            }
+            Ok(SubmitAnswer::Rows { answers, now, lacks }) => {
                 let rows = call.into_iter().zip(answers);
                 return Ok(rows
                     .map(|(Pending { at, row, .. }, answer)| {
@@ -296,6 +321,9 @@ async fn send_call(space: &Space, mut call: Vec<Pending>) -> Result<Answered, Cl
                             RowAnswer::Duplicate(id) => (id, false),
                             RowAnswer::FateUnknown => return (at, Err(SubmitError::FateUnknown(row.id))),
                         };
+                        if let Some(lacks) = lacks {
+                            return (at, Err(SubmitError::NotDurable { id, lacks }));
+                        }
                         (at, Ok(Submitted { id, created, due: row.spec.due, now }))
                     })
                     .collect());

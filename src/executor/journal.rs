@@ -46,8 +46,6 @@ const MAGIC: &[u8; 8] = b"MHJRNL1\n";
 const HEAD: usize = 8;
 /// Id and grant.
 const EXECUTION: usize = TaskId::LEN + Grant::LEN;
-/// An outcome without its error.
-const FINISHED: usize = 1 + EXECUTION + 8 + 8 + 1 + 8 + 1;
 /// A file in which nothing is open is emptied once it has this much.
 const IDLE_BYTES: u64 = 64 << 10;
 /// Times that a file is opened anew because its owner replaced it in that moment.
@@ -351,11 +349,7 @@ fn read(mut reader: impl Read) -> Result<Contents, Unreadable> {
 impl Journal {
     /// Opens or makes the journal at `path` for executors of `namespace`, and tells what it holds.
     /// Blocks on the disk.
-    pub fn open(
-        path: &Path,
-        namespace: &str,
-        fsync: bool,
-    ) -> Result<(Self, Recovered), JournalError> {
+    pub fn open(path: &Path, namespace: &str, fsync: bool) -> Result<(Self, Recovered), JournalError> {
         let fail = |what| move |source| JournalError::Io { what, path: path.to_owned(), source };
         let file = lock(path)?;
         let found = file.metadata().map_err(fail("look at"))?;
@@ -424,11 +418,6 @@ impl Journal {
     /// Whether it is being written.
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Acquire)
-    }
-
-    /// The file.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Handlers are about to be entered.

@@ -33,7 +33,8 @@ pub(super) async fn run<L: Link>(core: &Core<L>, recovered: Recovered, shutdown:
     for row in recovered.finished.into_iter().chain(crashed) {
         by_bucket.entry(row.id.bucket()).or_default().push(row);
     }
-    let chunks = |rows: Vec<AckRow>| rows.chunks(limits::BATCH_MAX_ROWS).map(<[_]>::to_vec).collect::<Vec<_>>();
+    let chunks =
+        |rows: Vec<AckRow>| rows.chunks(limits::BATCH_MAX_ROWS).map(<[_]>::to_vec).collect::<Vec<_>>();
     let mut left: Vec<(Bucket, Vec<AckRow>)> = by_bucket
         .into_iter()
         .flat_map(|(bucket, rows)| chunks(rows).into_iter().map(move |rows| (bucket, rows)))

@@ -83,7 +83,12 @@ impl FromStr for Durability {
                 let local = match parts.next() {
                     Some("0") => false,
                     Some("1") => true,
-                    _ => return Err(wrong(Reason::InvalidType, "has neither 0 nor 1 for the master's own file")),
+                    _ => {
+                        return Err(wrong(
+                            Reason::InvalidType,
+                            "has neither 0 nor 1 for the master's own file",
+                        ));
+                    }
                 };
                 let replicas = replicas(parts.next().unwrap_or_default(), u32::from(!local))?;
                 Self::WaitAof { local, replicas }

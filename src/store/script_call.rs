@@ -12,20 +12,45 @@ use super::connect::Host;
 use super::error::{Cause, StoreError};
 use super::reply::Reply;
 use super::script::Script;
+use crate::model::Durability;
 
-/// Wait for replicas after a script, on its own connection: elsewhere the count would say nothing.
+/// Wait for replicas or disks after a script, on its own connection: elsewhere the answer would say nothing.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait {
+    /// Whether the master's own file counts; nothing where files do not matter.
+    pub local: Option<bool>,
     pub replicas: u32,
     pub at_most_ms: u32,
 }
+
+impl Wait {
+    fn command(self) -> (&'static str, Vec<Value>) {
+        let (replicas, at_most) =
+            (Value::Integer(self.replicas.into()), Value::Integer(self.at_most_ms.into()));
+        match self.local {
+            None => ("WAIT", vec![replicas, at_most]),
+            Some(local) => ("WAITAOF", vec![Value::Integer(local.into()), replicas, at_most]),
+        }
+    }
+}
+
+/// Field of a bucket's `meta` that is written before a wait. A connection waits for its own writes only,
+/// and a script that finds everything done already writes nothing: it would wait for nothing, while what
+/// another connection wrote is on its way.
+const MARK: [Bytes; 2] = [Bytes::from_static(b"sync"), Bytes::from_static(b"1")];
 
 /// What is to be sent. Its parts are counted references: sending it again copies no bytes.
 #[derive(Clone, Copy)]
 pub(super) enum Request<'a> {
     /// A script by its digest, with the two keys that every script declares. With `wait` the answer
-    /// is a list: that of the script, and how many replicas have its writes.
-    Script { script: &'static Script, keys: &'a [Bytes; 2], args: &'a [Bytes], wait: Option<Wait> },
+    /// is a list: that of the script, and that of the wait.
+    Script {
+        script: &'static Script,
+        keys: &'a [Bytes; 2],
+        args: &'a [Bytes],
+        level: Durability,
+        wait: Option<Wait>,
+    },
     /// A plain command.
     Command { name: &'static str, args: &'a [Bytes] },
 }
@@ -39,7 +64,15 @@ impl Request<'_> {
         }
     }
 
-    fn wait(&self) -> Option<Wait> {
+    /// What its server must be set to.
+    pub fn level(&self) -> Durability {
+        match self {
+            Self::Script { level, .. } => *level,
+            Self::Command { .. } => Durability::Memory,
+        }
+    }
+
+    pub fn wait(&self) -> Option<Wait> {
         match self {
             Self::Script { wait, .. } => *wait,
             Self::Command { .. } => None,
@@ -106,9 +139,14 @@ pub(super) async fn send(
                 pipeline.custom::<(), Value>(plain("ASKING"), Vec::new()).await?;
             }
             pipeline.custom::<(), Value>(command, values).await?;
-            if let Some(wait) = wait {
-                let args = vec![Value::Integer(wait.replicas.into()), Value::Integer(wait.at_most_ms.into())];
-                pipeline.custom::<(), Value>(plain("WAIT"), args).await?;
+            if let (Some(wait), Request::Script { keys, .. }) = (wait, request) {
+                if asking {
+                    pipeline.custom::<(), Value>(plain("ASKING"), Vec::new()).await?;
+                }
+                let mark = std::iter::once(keys[0].clone()).chain(MARK).map(Value::Bytes).collect();
+                pipeline.custom::<(), Value>(plain("HSET"), mark).await?;
+                let (name, args) = wait.command();
+                pipeline.custom::<(), Value>(plain(name), args).await?;
             }
             Ok::<_, Error>(pipeline.try_all::<Value>().await)
         };
@@ -122,7 +160,14 @@ pub(super) async fn send(
             next()?;
         }
         let answer = next()?;
-        return if wait.is_some() { Ok(Reply::Array(vec![answer, next()?])) } else { Ok(answer) };
+        if wait.is_none() {
+            return Ok(answer);
+        }
+        if asking {
+            next()?;
+        }
+        next()?;
+        return Ok(Reply::Array(vec![answer, next()?]));
     }
     match client.with_options(&options).custom_raw(command, values).await {
         Ok(frame) => Reply::from_frame(frame).map_err(|text| of_text(name, &text)),
