@@ -39,7 +39,7 @@ pub async fn run(redis: &mut Redis, waiting: usize) -> Result<Growth, Failure> {
     let bucket = Bucket::default();
     let (mut holder, mut claimed, mut now) = (Holder::new(bucket), 0, BASE_MS);
     let mut rates = Vec::new();
-    // 500 tasks each 90 s of injected time; the rest of each batch is noise of neighbours.
+    // 500 probes fall due each 90 s of injected time.
     while now < BASE_MS + hour {
         now += 90_000;
         space.inject_now(Some(now));
@@ -50,6 +50,7 @@ pub async fn run(redis: &mut Redis, waiting: usize) -> Result<Growth, Failure> {
             rates.push(used / tasks.len() as f64);
         }
         claimed += tasks.len();
+        lifecycle::ack(&space, bucket, tasks.iter().map(|task| (task.id, task.grant))).await?;
     }
     let before = redis.cpu_us()?;
     for _ in 0..EMPTY {

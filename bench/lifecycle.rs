@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use minutehand::clock::mono;
-use minutehand::model::{Bucket, Namespace};
+use minutehand::model::{Bucket, Grant, Namespace, TaskId};
 use minutehand::store::due::{self, Claim, ClaimAnswer, Granted, random_16};
 use minutehand::store::intake::{self, Row, Sending, SubmitAnswer};
 use minutehand::store::member::{self, ExecutorRecord, Offer, OfferAnswer, Take};
@@ -115,14 +115,17 @@ pub async fn start(space: &Space, bucket: Bucket, offers: &[Offer]) -> Result<()
     Ok(())
 }
 
-pub async fn ack(space: &Space, bucket: Bucket, offers: &[Offer]) -> Result<usize, Failure> {
-    let rows: Vec<_> = offers
-        .iter()
+pub async fn ack(
+    space: &Space,
+    bucket: Bucket,
+    tasks: impl Iterator<Item = (TaskId, Grant)>,
+) -> Result<usize, Failure> {
+    let rows: Vec<_> = tasks
         .enumerate()
         // Lags as they come on a busy day: most within 10 ms, a few bins in use.
-        .map(|(at, offer)| AckRow {
-            id: offer.id,
-            grant: offer.grant,
+        .map(|(at, (id, grant))| AckRow {
+            id,
+            grant,
             outcome: Outcome::Succeeded,
             lag_ms: i64::try_from(at % 13).unwrap_or(0),
             took_ms: 1,
@@ -192,7 +195,7 @@ pub async fn run(redis: &mut Redis, shape: Shape, mode: Mode, with_start: bool) 
                 start(&space, bucket, &offers).await?;
                 step(redis, &mut started);
             }
-            done += ack(&space, bucket, &offers).await?;
+            done += ack(&space, bucket, offers.iter().map(|offer| (offer.id, offer.grant))).await?;
             step(redis, &mut cost.ack);
         }
     }
@@ -265,7 +268,7 @@ pub async fn speed(redis: &mut Redis, shape: Shape, in_flight: usize) -> Result<
                 }
                 let offers = deliver(&space, &executor, &tasks).await?;
                 let space = space.clone();
-                acks.spawn(async move { ack(&space, bucket, &offers).await });
+                acks.spawn(async move { ack(&space, bucket, offers.iter().map(|offer| (offer.id, offer.grant))).await });
                 if acks.len() > 1
                     && let Some(acked) = acks.join_next().await
                 {

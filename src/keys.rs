@@ -17,10 +17,12 @@
 //! | `at` | HASH | id → due, lane, fence, failures, of tasks that are not at home |
 //! | `run` | HASH | id → phase, deadline, grant, lane, holder |
 //! | `lease:<second>` | STRING | ids whose lease may lapse then |
+//! | `leases` | ZSET | seconds that have such a string |
 //! | `timer:<minute>` | ZSET | ids with a deadline, by ms |
 //! | `keys:<shard>` | HASH | idempotency key → id, state |
 //! | `keyend:<hour>` | STRING | keys that may be forgotten then |
 //! | `recent:<10 s>` | STRING | ids and outcomes of finished tasks |
+//! | `recents` | ZSET | tens of seconds that have such a string |
 //! | `tries` | HASH | id → failed attempts so far |
 //! | `dead` | ZSET | ids of dead letters, by time |
 //! | `dead:<id>` | HASH | reason, time, attempts |
@@ -34,6 +36,7 @@
 //! | --- | --- | --- |
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
+//! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
@@ -99,6 +102,8 @@ pub enum Kind {
     Run,
     /// `lease:…`
     Lease,
+    /// `leases`
+    Leases,
     /// `timer:…`
     Timer,
     /// `keys:…`
@@ -107,6 +112,8 @@ pub enum Kind {
     KeyEnd,
     /// `recent:…`
     Recent,
+    /// `recents`
+    Recents,
     /// `tries`
     Tries,
     /// `dead`
@@ -127,12 +134,13 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 10] =
-        ["meta", "agenda", "parked", "at", "run", "tries", "dead", "events", "counts", "lock"];
+    pub const SINGLE: [&'static str; 12] =
+        ["meta", "agenda", "leases", "recents", "parked", "at", "run", "tries", "dead", "events", "counts", "lock"];
 
     /// The kind of a name; nothing for a name that is none of ours.
     pub fn of(name: &str) -> Option<Self> {
-        let number = |text: &str| !text.is_empty() && text.len() <= 12 && text.bytes().all(|b| b.is_ascii_digit());
+        let number =
+            |text: &str| !text.is_empty() && text.len() <= 12 && text.bytes().all(|b| b.is_ascii_digit());
         let (stem, rest) = match name.split_once(':') {
             Some((stem, rest)) => (stem, Some(rest)),
             None => (name, None),
@@ -140,6 +148,8 @@ impl Kind {
         Some(match (stem, rest) {
             ("meta", None) => Self::Meta,
             ("agenda", None) => Self::Agenda,
+            ("leases", None) => Self::Leases,
+            ("recents", None) => Self::Recents,
             ("parked", None) => Self::Parked,
             ("at", None) => Self::At,
             ("run", None) => Self::Run,
@@ -167,7 +177,7 @@ impl Kind {
     /// The type that `TYPE` answers for it.
     pub const fn redis_type(self) -> &'static str {
         match self {
-            Self::Agenda | Self::Due | Self::Ready | Self::Ring | Self::Timer | Self::Dead => "zset",
+            Self::Agenda | Self::Leases | Self::Recents | Self::Due | Self::Ready | Self::Ring | Self::Timer | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
             Self::Letter | Self::Counts | Self::Lag | Self::Lock => "hash",
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",

@@ -1,18 +1,18 @@
 //! Minutehand.
 
+pub mod cli;
+pub mod client;
 pub mod clock;
+pub mod dev;
+pub mod executor;
+pub mod http;
+pub mod keys;
 pub mod limits;
 pub mod metric;
 pub mod model;
-pub mod keys;
-pub mod store;
 pub mod pod;
-pub mod executor;
-pub mod client;
-pub mod http;
-pub mod dev;
 pub mod settings;
+pub mod store;
 pub mod telemetry;
-pub mod cli;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

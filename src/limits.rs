@@ -126,6 +126,9 @@ pub const HTTP_STOP_MS: i64 = 1_000;
 pub const HTTP_BODY_MAX_BYTES: usize = 64 << 10;
 /// Causes of not being ready that are kept.
 pub const READY_CAUSES_MAX: usize = 16;
+/// Most queues and plans that are frozen at a time; freezing all needs one.
+pub const FROZEN_MAX: usize = 256;
+
 /// Most task slots of one executor.
 pub const SLOTS_MAX: usize = 10_000;
 /// Largest journal of an executor; one that cannot be kept below is switched off. All that may be open at once,

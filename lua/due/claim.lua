@@ -6,17 +6,18 @@
 --         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
 --         27 n, n × (group, quota, quota)
--- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, n × (id 16 + lane 4 + grant 18 + due 13 + failures 2, spec)}
+-- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, n × (head, spec)}
+--         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
 -- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 40 due sets, 64 lanes a priority; reaps <= 250
 -- events  claimed, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom
-local RIPEN, SETS, NEW_SETS, LANES, REAP = 2000, 32, 8, 64, 250
+local RIPEN, SETS, NEW_SETS, LANES, REAP, PIECES = 2000, 32, 8, 64, 250, 16
 local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local lock, run, counts, agenda = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda'
-local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'recent', 'v')
+local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
+local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v')
 local clock = tonumber(meta[1] or 0)
 local lnow = clock > now and clock or now
 lease_now = lnow
@@ -44,14 +45,15 @@ end
 local running = tonumber(call('HGET', counts, 'running') or 0)
 need('stream', 'events')
 need_all('hash', 'run', 'at', 'tries')
-need_all('zset', 'agenda', 'dead', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
+need_all('zset', 'agenda', 'leases', 'dead', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
 need('set', 'parked')
-need_all('string', 'last:' .. pod, recent_name(recent_ten()))
+need('string', 'last:' .. pod)
+need_recent()
 for _, gone in ipairs(ended) do
   call('HDEL', lock, gone)
   call('DEL', P .. 'last:' .. gone)
 end
-if not meta[11] then call('HSET', KEYS[1], 'v', '1') end
+if not meta[10] then call('HSET', KEYS[1], 'v', '1') end
 
 local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0f%013.0f', now + lock_ms, wake)) end
 
@@ -59,14 +61,14 @@ local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0
 local last = call('GET', P .. 'last:' .. pod)
 if last and sub(last, 1, 16) == ARGV[4] then
   local out = { 'OK', stamp, -1, 1, 0, 0 }
-  for i = 17, #last, 53 do
-    local head = sub(last, i, i + 52)
-    local id = sub(head, 1, 16)
+  for i = 27, #last, 16 do
+    local id = sub(last, i, i + 15)
     local r = call('HGET', run, id)
-    if r and run_grant(r) == sub(head, 21, 38) then
+    if r and sub(run_grant(r), 9) == sub(last, 17, 26) then
       local spec = call('HGET', P .. 'task:' .. home(id), id)
       if spec then
-        out[#out + 1] = head
+        local at = at_of(id, spec)
+        out[#out + 1] = id .. run_lane(r) .. run_grant(r) .. format('%013.0f%02x', at.due, at.failures)
         out[#out + 1] = spec
       end
     end
@@ -147,41 +149,33 @@ local function lapse(id, r)
   end
 end
 local second = floor(lnow / 1000)
-local reap, offset = tonumber(meta[2]), tonumber(meta[3] or 0)
-if not reap then reap, offset = second + 1, 0 end
-local reap_was, offset_was = reap, offset
-if lnow < pause then
-  -- nothing is reaped now
-elseif running == 0 and reap <= second then
-  -- After a long rest most strings are near the beginning of the gap; none is further than the longest lease.
-  local till, names = reap + 1000 < second and reap + 1000 or second, {}
-  for s = reap, till do names[#names + 1] = P .. 'lease:' .. format('%.0f', s) end
-  call('UNLINK', unpack(names))
-  reap, offset = till + 1, 0
-  if reap + 172800 < second then reap = second - 172800 end
+-- `leases` lists the seconds that have a string; the first may have been read in part.
+local strings = lnow < pause and {} or call('ZRANGE', leases, '-inf', second, 'BYSCORE', 'LIMIT', 0, 120)
+if running == 0 and #strings > 0 then
+  for i, s in ipairs(strings) do strings[i] = P .. 'lease:' .. s end
+  call('UNLINK', unpack(strings))
+  call('ZREMRANGEBYRANK', leases, 0, #strings - 1)
 else
-  local steps = 0
-  while reap <= second and steps < 120 and reaped < REAP do
-    steps = steps + 1
-    local key = P .. 'lease:' .. format('%.0f', reap)
-    local len = safely(need, 'string', sub(key, #P + 1))
-    while offset < len and reaped < REAP do
-      local piece, ids = call('GETRANGE', key, offset, offset + 16 * REAP - 1), {}
+  local pieces = 0
+  for _, s in ipairs(strings) do
+    local name, from = 'lease:' .. s, meta[2] == s and tonumber(meta[3]) or 0
+    local len, offset = safely(need, 'string', name), from
+    while offset < len and reaped < REAP and pieces < PIECES do
+      local piece, ids = call('GETRANGE', P .. name, offset, offset + 16 * REAP - 1), {}
       for i = 1, #piece, 16 do ids[#ids + 1] = sub(piece, i, i + 15) end
       local found = call('HMGET', run, unpack(ids))
       for i = 1, #ids do
         if found[i] and run_deadline(found[i]) <= lnow then safely(lapse, ids[i], found[i]) end
       end
-      offset = offset + #piece
-      if steps > 4 and #ids >= REAP then break end
+      offset, pieces = offset + #piece, pieces + 1
     end
-    if offset < len then break end
-    if len > 0 then call('UNLINK', key) end
-    reap, offset = reap + 1, 0
+    if offset < len then
+      if offset ~= from then call('HSET', KEYS[1], 'reap', s, 'reapoff', offset) end
+      break
+    end
+    call('UNLINK', P .. name)
+    call('ZREM', leases, s)
   end
-end
-if reap ~= reap_was or offset ~= offset_was or not meta[2] then
-  call('HSET', KEYS[1], 'reap', format('%.0f', reap), 'reapoff', format('%.0f', offset))
 end
 -- Once a second a piece of `run` itself, for leases that no string names.
 if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
@@ -263,18 +257,14 @@ for _, name in ipairs(normal) do sets[#sets + 1] = name end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
 local ten, olden = recent_ten(), {}
-local oldest = tonumber(meta[10] or ten - 90)
-while oldest <= ten - 90 and #olden < 200 do
-  olden[#olden + 1] = P .. recent_name(oldest)
-  oldest = oldest + 1
+for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
+  if tonumber(t) > ten - 90 and safely(need, 'string', 'recent:' .. t) <= 53770 then break end
+  olden[#olden + 1] = P .. 'recent:' .. t
 end
-for _ = 1, 8 do
-  if oldest <= ten - 90 or oldest > ten - 12 or safely(need, 'string', recent_name(oldest)) <= 53770 then break end
-  olden[#olden + 1] = P .. recent_name(oldest)
-  oldest = oldest + 1
+if #olden > 0 then
+  call('UNLINK', unpack(olden))
+  call('ZREMRANGEBYRANK', P .. 'recents', 0, #olden - 1)
 end
-if #olden > 0 then call('UNLINK', unpack(olden)) end
-if oldest ~= tonumber(meta[10] or -1) then call('HSET', KEYS[1], 'recent', format('%.0f', oldest)) end
 local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
 local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
 if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
@@ -291,7 +281,7 @@ local bytes_over = tonumber(meta[4] or 0) - tonumber(ARGV[15])
 if bytes_over > 0 then
   local old, freed, till = call('XRANGE', P .. 'events', '-', '+', 'COUNT', 64), 0, nil
   for _, e in ipairs(old) do
-    freed = freed + #e[2][4] + 64
+    freed = freed + #e[2][6] + 96
     till = e[1]
     if freed >= bytes_over then break end
   end
@@ -303,41 +293,50 @@ if bytes_over > 0 then
   end
 end
 
--- 4. Candidates: the ripe heads of the due sets, urgent ones first.
+-- 4. Candidates: the ripe heads of the due sets, urgent ones first. Their times are asked for only where
+-- they are needed, to ripen: a score costs the server more than a member.
 local ready = tonumber(call('HGET', counts, 'ready') or 0)
-local budget = ready < RIPEN and RIPEN or (limit > 100 and limit or 100)
-if limit == 0 then budget = 0 end
-local pool, taken, truncated, left = {}, {}, false, #sets
-local lanes, order, bound = {}, {}, {}
-for _, name in ipairs(sets) do
-  local cap = math.ceil(budget / left)
-  left = left - 1
-  if cap > 0 then
-    safely(need, 'zset', 'due:' .. name)
-    local got = call('ZRANGE', P .. 'due:' .. name, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
-    local n = #got / 2
-    local cut = n == cap
-    budget = budget - n
-    if cut then truncated = true end
-    if n > 0 then
-      taken[#taken + 1] = { name = name, n = n }
-      local last_due = cut and tonumber(got[2 * n])
-      for i = 1, 2 * n, 2 do
-        local member = got[i]
-        local lane = sub(member, 17, 20)
-        local l = lanes[lane]
-        if not l then
-          l = { lane = lane, group = sub(lane, 1, 3), level = level(lane), set = name, n = 0, at = 0 }
-          lanes[lane] = l
-          order[#order + 1] = l
-        elseif l.set ~= name then l.set = false end
-        l.n = l.n + 1
-        l[2 * l.n - 1], l[2 * l.n] = member, got[i + 1]
-        if cut then bound[lane] = (bound[lane] and bound[lane] < last_due) and bound[lane] or last_due end
+local pool, taken, truncated, lanes, order, bound
+local function look(timed)
+  local budget, left = ready < RIPEN and RIPEN or (limit > 100 and limit or 100), #sets
+  if limit == 0 then budget = 0 end
+  pool, taken, truncated, lanes, order, bound = {}, {}, false, {}, {}, {}
+  local step = timed and 2 or 1
+  for _, name in ipairs(sets) do
+    local cap = math.ceil(budget / left)
+    left = left - 1
+    if cap > 0 then
+      safely(need, 'zset', 'due:' .. name)
+      local key, got = P .. 'due:' .. name, nil
+      if timed then got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
+      else got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap) end
+      local n = #got / step
+      local cut = n == cap
+      budget = budget - n
+      if cut then truncated = true end
+      if n > 0 then
+        taken[#taken + 1] = { name = name, n = n }
+        local last_due = cut and timed and tonumber(got[2 * n])
+        for i = 1, #got, step do
+          local member = got[i]
+          local lane = sub(member, 17, 20)
+          local l = lanes[lane]
+          if not l then
+            l = { lane = lane, group = sub(lane, 1, 3), level = level(lane), n = 0 }
+            lanes[lane] = l
+            order[#order + 1] = l
+          end
+          local k = l.n + 1
+          l.n = k
+          if timed then
+            l[2 * k - 1], l[2 * k] = got[i + 1], sub(member, 1, 16)
+            if last_due then bound[lane] = (bound[lane] and bound[lane] < last_due) and bound[lane] or last_due end
+          end
+        end
+        pool[#pool + 1] = got
+      elseif call('EXISTS', key) == 0 then
+        call('ZREM', agenda, name)
       end
-      pool[#pool + 1] = got
-    elseif call('EXISTS', P .. 'due:' .. name) == 0 then
-      call('ZREM', agenda, name)
     end
   end
 end
@@ -361,14 +360,16 @@ local function spend(l, n)
 end
 
 -- 5. Choice: straight through where everything ripe may go, else by weight and in turn.
-local chosen, dues, from_lane = {}, {}, {}
-local straight = not truncated
-if straight and ready > 0 then
-  -- A backlog that stands aside holds nobody up, unless it may come back now.
-  straight = call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2', P .. 'ring:3', P .. 'ring:4', P .. 'ring:5') == 0
-    and (meta[6] == ARGV[26] or call('EXISTS', P .. 'parked') == 0)
-end
+local chosen, chosen_n, from_lane, backlog = {}, 0, {}, 0
+-- Large specs: the batch ends where its bytes would pass the cap.
+local big = limit * tonumber(meta[9] or 0) > tonumber(ARGV[8])
+-- A backlog that stands aside holds nobody up, unless it may come back now.
+local straight = not big and (ready == 0 or (
+  call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2', P .. 'ring:3', P .. 'ring:4', P .. 'ring:5') == 0
+  and (meta[6] == ARGV[26] or call('EXISTS', P .. 'parked') == 0)))
 if straight then
+  look(false)
+  straight = not truncated
   local total, low = 0, 0
   local left_any, left_normal = {}, {}
   for _, l in ipairs(order) do
@@ -386,28 +387,23 @@ if straight then
   end
   if total > limit or low > normal_limit then straight = false end
 end
--- Large specs: the batch ends where its bytes would pass the cap.
-local big = limit * tonumber(meta[9] or 0) > tonumber(ARGV[8])
-if big then straight = false end
-local backlog = 0
 if straight then
-  for _, got in ipairs(pool) do
-    for i = 1, #got, 2 do
-      chosen[#chosen + 1] = got[i]
-      dues[#dues + 1] = got[i + 1]
+  chosen = pool[1] or chosen
+  chosen_n = #chosen
+  for p = 2, #pool do
+    for _, member in ipairs(pool[p]) do
+      chosen_n = chosen_n + 1
+      chosen[chosen_n] = member
     end
   end
 else
+  look(true)
   -- Ripen: what was read moves into its lane. The due set gives it up after the lane has it.
   for _, l in ipairs(order) do safely(need, 'zset', 'ready:' .. l.lane) end
   for _, l in ipairs(order) do
-    local args, key = {}, P .. 'ready:' .. l.lane
-    for i = 1, 2 * l.n, 2 do
-      args[i], args[i + 1] = l[i + 1], sub(l[i], 1, 16)
-    end
-    local added = 0
-    for i = 1, #args, 4000 do
-      added = added + call('ZADD', key, unpack(args, i, i + 3999 < #args and i + 3999 or #args))
+    local added, key = 0, P .. 'ready:' .. l.lane
+    for i = 1, 2 * l.n, 4000 do
+      added = added + call('ZADD', key, unpack(l, i, i + 3999 < 2 * l.n and i + 3999 or 2 * l.n))
     end
     ready = ready + added
     count('ready', added)
@@ -429,12 +425,16 @@ else
     local ring = {}
     for _, lane in ipairs(call('ZRANGE', P .. 'ring:' .. p, 0, LANES - 1)) do
       local l = lanes[lane] or { lane = lane, group = sub(lane, 1, 3), level = p, n = 0 }
-      l.size = call('ZCARD', P .. 'ready:' .. lane)
+      l.all = call('ZCARD', P .. 'ready:' .. lane)
+      -- After a leap back some of what was ripe is not.
+      l.size = now < clock and call('ZCOUNT', P .. 'ready:' .. lane, '-inf', now) or l.all
       l.used = 0
-      if l.size == 0 then call('ZREM', P .. 'ring:' .. p, lane)
+      if l.all == 0 then call('ZREM', P .. 'ring:' .. p, lane)
       elseif quota(l) < 0 then
         call('ZREM', P .. 'ring:' .. p, lane)
         call('SADD', P .. 'parked', lane)
+      elseif l.size == 0 then
+        -- nothing ripe in it now
       elseif quota(l) > 0 then ring[#ring + 1] = l
       else backlog = backlog + l.size end
     end
@@ -453,16 +453,17 @@ else
     if n <= 0 or full then return 0 end
     local key, got = P .. 'ready:' .. l.lane, nil
     local b = bound[l.lane]
-    if b then got = call('ZRANGE', key, '-inf', b, 'BYSCORE', 'LIMIT', l.used, n, 'WITHSCORES')
-    else got = call('ZRANGE', key, l.used, l.used + n - 1, 'WITHSCORES') end
-    local m = 0
-    for i = 1, #got, 2 do
+    if now < clock and not (b and b < now) then b = now end
+    if b then got = call('ZRANGE', key, '-inf', b, 'BYSCORE', 'LIMIT', l.used, n)
+    else got = call('ZRANGE', key, l.used, l.used + n - 1) end
+    local m, lane = 0, l.lane
+    for _, id in ipairs(got) do
       if big then
-        bytes = bytes - call('HSTRLEN', P .. 'task:' .. home(got[i]), got[i])
-        if bytes < 0 and #chosen > 0 then full = true break end
+        bytes = bytes - call('HSTRLEN', P .. 'task:' .. home(id), id)
+        if bytes < 0 and chosen_n > 0 then full = true break end
       end
-      chosen[#chosen + 1] = got[i] .. l.lane
-      dues[#dues + 1] = got[i + 1]
+      chosen_n = chosen_n + 1
+      chosen[chosen_n] = id .. lane
       m = m + 1
     end
     l.used = l.used + m
@@ -519,82 +520,103 @@ else
 end
 
 -- 6. Specs, by home minute. What has none is damage: dropped, counted, never granted.
-local n = #chosen
+local n = chosen_n
 local out = { 'OK', stamp, -1, 0, reaped, leap }
 if n > 0 then
-  local ids, by, specs = {}, {}, {}
+  local ids, specs, first_home, same = {}, nil, sub(chosen[1], 1, 5), true
   for i = 1, n do
     local id = sub(chosen[i], 1, 16)
     ids[i] = id
-    local m = home(id)
-    local b = by[m]
-    if not b then
-      b = { {}, {} }
-      by[m] = b
-    end
-    b[1][#b[1] + 1] = id
-    b[2][#b[2] + 1] = i
+    if sub(id, 1, 5) ~= first_home then same = false end
   end
-  for m, b in pairs(by) do
-    safely(need, 'hash', 'task:' .. m)
-    local found = call('HMGET', P .. 'task:' .. m, unpack(b[1]))
-    for j, i in ipairs(b[2]) do specs[i] = found[j] end
+  if same then
+    safely(need, 'hash', 'task:' .. home(first_home))
+    specs = call('HMGET', P .. 'task:' .. home(first_home), unpack(ids))
+  else
+    local by = {}
+    specs = {}
+    for i = 1, n do
+      local m = sub(ids[i], 1, 5)
+      local b = by[m]
+      if not b then
+        b = { n = 0, ids = {}, at = {} }
+        by[m] = b
+      end
+      local k = b.n + 1
+      b.n, b.ids[k], b.at[k] = k, ids[i], i
+    end
+    for m, b in pairs(by) do
+      safely(need, 'hash', 'task:' .. home(m))
+      local found = call('HMGET', P .. 'task:' .. home(m), unpack(b.ids))
+      for j, i in ipairs(b.at) do specs[i] = found[j] end
+    end
   end
   local ats = call('EXISTS', P .. 'at') == 1 and call('HMGET', P .. 'at', unpack(ids)) or {}
   local deadline = lnow + dispatch_ms
+  safely(need, 'string', lease_name(deadline))
   local dl = format('%013.0f', deadline)
-  local first = dl .. '00000001' .. nonce .. '00'
   local first_grant = '00000001' .. nonce
-  local hset, leases, heads, records, ended = {}, {}, { ARGV[4] }, {}, 0
-  for i = 1, n do
-    local id, spec, lane = ids[i], specs[i], sub(chosen[i], 17, 20)
+  -- Tasks at home with the same flags and lane have the same record, so it is made once.
+  local hset, granted, g, firsts, f, records, alike = {}, {}, 0, {}, 0, {}, {}
+  local function refuse(i, id, spec, late)
     if not spec then
-      ended = ended + 1
       count('deleted', 1)
       call('HDEL', P .. 'at', id)
       rares[#rares + 1] = rare(id, NO_GRANT, 'F', 0, 'due without a spec: dropped')
-    else
-      local flags, grant, r, failures = byte(spec, 2), first_grant, nil, '00'
-      local late = flags % 32 >= 16 and spec_options(spec).start_before
-      if late and late < now then
-        ended = ended + 1
-        count('skipped', 1)
-        finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000')
-        rares[#rares + 1] = rare(id, NO_GRANT, 'K', 0, 'too late: it was not to start after its latest start')
-      else
-        local bits = flags % 2 + (flags % 16 >= 8 and 2 or 0)
-        if ats[i] then
-          local at = at_read(ats[i])
-          local fence = format('%08x', tonumber(at.fence, 16) + 1)
-          grant = fence .. nonce
-          failures = format('%02x', at.failures)
-          r = 'c-' .. (bits + 4) .. dl .. grant .. format('%02x', at.losses) .. lane .. pod
-        else
-          r = 'c-' .. bits .. first .. lane .. pod
-        end
-        hset[#hset + 1] = id
-        hset[#hset + 1] = r
-        leases[#leases + 1] = id
-        records[#records + 1] = id .. grant
-        local head = id .. lane .. grant .. format('%013.0f', dues[i]) .. failures
-        heads[#heads + 1] = head
-        out[#out + 1] = head
-        out[#out + 1] = spec
-      end
+      return true
+    elseif late < now then
+      count('skipped', 1)
+      finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000')
+      rares[#rares + 1] = rare(id, NO_GRANT, 'K', 0, 'too late: it was not to start after its latest start')
+      return true
     end
   end
-  if #hset > 0 then
+  for i = 1, n do
+    local id, spec, head, r = ids[i], specs[i], chosen[i], nil
+    local flags = spec and byte(spec, 2) or 0
+    if not ((not spec or flags % 32 >= 16) and refuse(i, id, spec, spec and spec_options(spec).start_before)) then
+      local lane, at = sub(head, 17, 20), ats[i]
+      if at then
+        at = at_read(at)
+        local grant = format('%08x', tonumber(at.fence, 16) + 1) .. nonce
+        r = 'c-' .. (flags % 2 + (flags % 16 >= 8 and 6 or 4)) .. dl .. grant .. format('%02x', at.losses) .. lane .. pod
+        head = head .. grant .. format('%013.0f%02x', at.due, at.failures)
+        records[#records + 1] = id .. grant
+      else
+        local same_flags = alike[flags]
+        if not same_flags then
+          same_flags = {}
+          alike[flags] = same_flags
+        end
+        r = same_flags[lane]
+        if not r then
+          r = 'c-' .. (flags % 2 + (flags % 16 >= 8 and 2 or 0)) .. dl .. first_grant .. '00' .. lane .. pod
+          same_flags[lane] = r
+        end
+        f = f + 1
+        firsts[f] = id
+      end
+      g = g + 1
+      granted[g] = id
+      hset[2 * g - 1], hset[2 * g] = id, r
+      out[2 * g + 5], out[2 * g + 6] = head, spec
+    end
+  end
+  if g > 0 then
     call('HSET', run, unpack(hset))
-    call('APPEND', lease_key(deadline), table.concat(leases))
-    call('SET', P .. 'last:' .. pod, table.concat(heads))
-    count('running', #hset / 2)
-    emit('c', pod, table.concat(records))
+    local list = table.concat(granted)
+    lease_add(lease_name(deadline), list)
+    call('SET', P .. 'last:' .. pod, ARGV[4] .. nonce)
+    call('APPEND', P .. 'last:' .. pod, list)
+    count('running', g)
+    if f > 0 then emit('g', pod, f == g and list or table.concat(firsts), first_grant) end
+    if #records > 0 then emit('c', pod, table.concat(records)) end
   end
   count('pending', -n)
   for _, l in ipairs(from_lane) do
     call('ZREMRANGEBYRANK', P .. 'ready:' .. l.lane, 0, l.used - 1)
     count('ready', -l.used)
-    if l.used >= l.size then call('ZREM', P .. 'ring:' .. l.level, l.lane) end
+    if l.used >= l.all then call('ZREM', P .. 'ring:' .. l.level, l.lane) end
   end
   for _, t in ipairs(taken) do
     call('ZREMRANGEBYRANK', P .. 'due:' .. t.name, 0, t.n - 1)

@@ -54,4 +54,5 @@ if #rares > 0 then
   if gone > 0 then call('HINCRBY', counts, 'deleted', gone) end
   emit('v', who, table.concat(rares))
 end
+if pending > 0 then wake(now) end
 return { 'OK', stamp, table.concat(letters) }

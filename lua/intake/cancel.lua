@@ -43,8 +43,8 @@ for i = 4, #ARGV do
     end
     holders[#holders + 1] = run_holder(at)
     state = 'A'
-  elseif state == '?' and hits[id] then
-    state = sub(hits[id], 1, 1)
+  elseif state == '?' then
+    state = ended(hits[id])
   end
   seen[id] = true
   letters[#letters + 1] = state

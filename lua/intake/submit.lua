@@ -49,17 +49,18 @@ for s = 1, tonumber(ARGV[7]) do
   local found, seen = call('HMGET', shard.key, unpack(ARGV, at + 2, at + 1 + n)), {}
   for i = 1, n do
     local row, key, v = tonumber(ARGV[at + 1 + n + i]), ARGV[at + 1 + i], found[i]
-    keyed[row] = true
     local own = ARGV[spec_at(row)]
-    if seen[key] then
-      refuse(row, 'DUPLICATE', seen[key])
-    elseif v then
+    -- A key still stands for as long as its window after the first sending, which came before the end.
+    keyed[row] = ARGV[2] ~= '' and spec_options(ARGV[spec_at(row) + 1]).window or nil
+    local first = seen[key]
+    if not first and v then
       local id, state = sub(v, 1, 16), sub(v, 17, 17)
       local stands = (state == 'E' and tonumber(sub(v, 18, 30)) > now)
         or (state == 'L' and call('HEXISTS', P .. 'task:' .. home(id), id) == 1)
-      if stands then refuse(row, 'DUPLICATE', id) end
+      if stands then first = id end
     end
-    seen[key] = seen[key] or own
+    if first then refuse(row, 'DUPLICATE', first) end
+    seen[key] = first or own
   end
   shards[s] = shard
   at = at + 2 + 2 * n
@@ -89,7 +90,7 @@ if ARGV[2] ~= '' then
   for _, row in ipairs(unknown) do
     local id = ARGV[spec_at(row)]
     if hits[id] then refuse(row, 'DUPLICATE', id)
-    elseif age > 120000 and not keyed[row] then refuse(row, 'FATE_UNKNOWN', id) end
+    elseif age > 120000 and age > (keyed[row] or 0) then refuse(row, 'FATE_UNKNOWN', id) end
   end
 end
 
@@ -180,12 +181,5 @@ call('HINCRBY', counts, 'pending', created)
 if not meta[3] then call('HSET', KEYS[1], 'v', '1') end
 if tonumber(ARGV[5]) > tonumber(meta[2] or 0) then call('HSET', KEYS[1], 'maxspec', ARGV[5]) end
 emit('s', '', table.concat(records))
--- A holder that sleeps beyond the first due time is woken; the poll backs this up.
-local first = tonumber(ARGV[4])
-for _, v in ipairs(call('HVALS', P .. 'lock')) do
-  if tonumber(sub(v, 17, 29)) > now and tonumber(sub(v, 30, 42)) > first then
-    call('SPUBLISH', P .. 'wake', ARGV[4])
-    break
-  end
-end
+wake(tonumber(ARGV[4]))
 return answers

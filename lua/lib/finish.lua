@@ -3,7 +3,7 @@ local function key_hour(o) return format('%.0f', floor((now + o.window) / 360000
 -- What ending a task would write.
 local function need_end(id, spec)
   need('hash', 'task:' .. home(id))
-  need('string', recent_name(recent_ten()))
+  need_recent()
   if byte(spec, 2) % 16 ~= 0 then
     local o = spec_options(spec)
     if o.key then

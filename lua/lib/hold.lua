@@ -4,6 +4,7 @@
 local function hold(first, move)
   local run, ids, lnow = P .. 'run', {}, lease_clock()
   need('hash', 'run')
+  need('zset', 'leases')
   local n = #ARGV - first + 1
   local letters, deadlines = {}, {}
   if n == 0 then return letters, deadlines, {} end
@@ -19,15 +20,18 @@ local function hold(first, move)
         hset[#hset + 1] = ids[i]
         hset[#hset + 1] = new
         moved[#moved + 1] = sub(row, 1, 34)
-        deadlines[i] = deadline
-        local key = lease_name(deadline)
-        local l = leases[key]
-        if not l then
-          l = {}
-          leases[key] = l
-          named[#named + 1] = key
+        deadlines[i] = run_deadline(new)
+        -- A deadline that stays is named by its lease string already.
+        if deadlines[i] ~= run_deadline(r) then
+          local key = lease_name(deadlines[i])
+          local l = leases[key]
+          if not l then
+            l = {}
+            leases[key] = l
+            named[#named + 1] = key
+          end
+          l[#l + 1] = ids[i]
         end
-        l[#l + 1] = ids[i]
       else
         deadlines[i] = run_deadline(r)
       end
@@ -38,7 +42,7 @@ local function hold(first, move)
   end
   if #hset > 0 then
     for _, key in ipairs(named) do need('string', key) end
-    for _, key in ipairs(named) do call('APPEND', P .. key, table.concat(leases[key])) end
+    for _, key in ipairs(named) do lease_add(key, table.concat(leases[key])) end
     call('HSET', run, unpack(hset))
   end
   return letters, deadlines, moved

@@ -9,17 +9,9 @@ local function find(id)
   if call('ZSCORE', P .. 'dead', id) then return 'D', spec end
   return 'P', spec, at_of(id, spec)
 end
--- The outcome letter of one finished task still remembered, or ?.
-local function outcome(id)
-  local hit = recall({ [id] = true }, 1, 90, 16777216)[id]
-  return hit and sub(hit, 1, 1) or '?'
+-- The outcome letter in what `recall` found, or ?. It is asked for tasks without a spec: one that died was deleted since.
+local function ended(hit)
+  local letter = hit and sub(hit, 1, 1) or '?'
+  return letter == 'D' and 'Z' or letter
 end
--- Wakes a sleeping holder when a task became due before its planned wake-up.
-local function wake(due)
-  for _, v in ipairs(call('HVALS', P .. 'lock')) do
-    if tonumber(sub(v, 17, 29)) > now and tonumber(sub(v, 30, 42)) > due then
-      call('SPUBLISH', P .. 'wake', format('%.0f', due))
-      break
-    end
-  end
-end
+local function outcome(id) return ended(recall({ [id] = true }, 1, 90, 16777216)[id]) end

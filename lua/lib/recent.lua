@@ -1,7 +1,14 @@
 -- lib/recent: finished tasks of the last minutes: id 16, outcome 1, fence 8, in one string for each 10 s.
 local function recent_ten() return floor(lease_clock() / 10000) end
 local function recent_name(ten) return 'recent:' .. format('%.0f', ten) end
-local function remember(records) call('APPEND', P .. recent_name(recent_ten()), records) end
+local function need_recent()
+  need('zset', 'recents')
+  need('string', recent_name(recent_ten()))
+end
+local function remember(records)
+  local name = recent_name(recent_ten())
+  if call('APPEND', P .. name, records) == #records then call('ZADD', P .. 'recents', sub(name, 8), sub(name, 8)) end
+end
 -- Looks for the `n` ids in the table `want` (id -> true) in the strings of `back` times 10 s and of now, newest first;
 -- those found leave the table. Answers id -> outcome and fence. Looks at `bytes` at most, a string more; nil: at all.
 local function recall(want, n, back, bytes)
@@ -14,22 +21,23 @@ local function recall(want, n, back, bytes)
       if bytes then bytes = bytes - 30 * #s end
       for i = 1, #s, 25 do
         local id = sub(s, i, i + 15)
-        if want[id] then
-          hits[id] = sub(s, i + 16, i + 24)
-          want[id] = nil
-          n = n - 1
-        end
+        -- The last one in a string stands: a task that was set back may have ended again.
+        if want[id] then hits[id] = sub(s, i + 16, i + 24) end
       end
     elseif s then
       if bytes then bytes = bytes - n * #s end
       for id in pairs(want) do
         local at = string.find(s, id, 1, true)
-        while at and at % 25 ~= 1 do at = string.find(s, id, at + 1, true) end
-        if at then
-          hits[id] = sub(s, at + 16, at + 24)
-          want[id] = nil
-          n = n - 1
+        while at do
+          if at % 25 == 1 then hits[id] = sub(s, at + 16, at + 24) end
+          at = string.find(s, id, at + 1, true)
         end
+      end
+    end
+    for id in pairs(want) do
+      if hits[id] then
+        want[id] = nil
+        n = n - 1
       end
     end
   end

@@ -11,3 +11,7 @@ local function run_lane(r) return sub(r, 37, 40) end
 local function run_holder(r) return sub(r, 41) end
 local function lease_name(deadline) return 'lease:' .. format('%.0f', floor(deadline / 1000) + 1) end
 local function lease_key(deadline) return P .. lease_name(deadline) end
+-- Notes ids in the string of a second, and the second where it is the first.
+local function lease_add(name, ids)
+  if call('APPEND', P .. name, ids) == #ids then call('ZADD', P .. 'leases', sub(name, 7), sub(name, 7)) end
+end

@@ -2,34 +2,42 @@
 -- moves   none (the grant's phase is in the bucket)
 -- keys    1 {namespace:x:executor}:meta   2 …:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 pod  3 reservation wanted afterwards, 0 if nothing waits  4 reservation lasts ms  5 bytes allowed in the inbox
---         6 n of urgent offers  7… offers, urgent ones first
+--         6 n of urgent offers  7 bytes of all offers
+--         8… offers, urgent ones first
 -- gives   OK {stamp, first urgent ones accepted, first others accepted, reserved afterwards, free and unreserved}  |  GONE {stamp}: the executor is lost or leaves
 -- bound   offers <= batch_max_rows; inbox <= its capacity and bytes
 -- events  none
 -- memory  allow-oom
-local pod, want, n = ARGV[2], tonumber(ARGV[3]), #ARGV - 6
+local args = ARGV
+local pod, want, n = args[2], tonumber(args[3]), #args - 7
 local s = room()
 if not s.till or s.till < now then return { 'GONE', stamp } end
 local reserved = s.mine[pod] or 0
 local may, bytes = reserved + (s.free > 0 and s.free or 0), s.bytes or 0
 -- Urgent ones may also use the slots kept for them.
-local split, spare = tonumber(ARGV[6]), (s.ucap or 0) - call('LLEN', P .. 'urgent')
+local split, spare = tonumber(args[6]), (s.ucap or 0) - call('LLEN', P .. 'urgent')
 if spare < 0 then spare = 0 end
 local urgent, normal = 0, 0
-for i = 1, n do
-  local size = #ARGV[6 + i]
-  local room_left = i <= split and may + spare or may - (urgent > spare and urgent - spare or 0) - normal
-  if (i <= split and urgent >= room_left) or (i > split and room_left <= 0) then
-    if i > split then break end
-  elseif bytes + size > tonumber(ARGV[5]) and bytes > 0 then break
-  elseif i <= split then
-    bytes, urgent = bytes + size, urgent + 1
-  else
-    bytes, normal = bytes + size, normal + 1
+local most, size_all = tonumber(args[5]), tonumber(args[7])
+if split <= may + spare and n - split <= may - (split > spare and split - spare or 0) and bytes + size_all <= most then
+  -- As a rule all fit: then none is looked at.
+  urgent, normal, bytes = split, n - split, bytes + size_all
+else
+  for i = 1, n do
+    local size = #args[7 + i]
+    local room_left = i <= split and may + spare or may - (urgent > spare and urgent - spare or 0) - normal
+    if (i <= split and urgent >= room_left) or (i > split and room_left <= 0) then
+      if i > split then break end
+    elseif bytes + size > most and bytes > 0 then break
+    elseif i <= split then
+      bytes, urgent = bytes + size, urgent + 1
+    else
+      bytes, normal = bytes + size, normal + 1
+    end
   end
 end
-if urgent > 0 then call('RPUSH', P .. 'urgent', unpack(ARGV, 7, 6 + urgent)) end
-if normal > 0 then call('RPUSH', P .. 'inbox', unpack(ARGV, 7 + split, 6 + split + normal)) end
+if urgent > 0 then call('RPUSH', P .. 'urgent', unpack(args, 8, 7 + urgent)) end
+if normal > 0 then call('RPUSH', P .. 'inbox', unpack(args, 8 + split, 7 + split + normal)) end
 local rest = may - normal - (urgent > spare and urgent - spare or 0)
 local keep = want < rest and want or rest
 if keep > 0 then call('HSET', SLOTS, 'r:' .. pod, format('%06.0f%013.0f', keep, now + tonumber(ARGV[4])))

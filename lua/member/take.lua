@@ -3,29 +3,24 @@
 -- keys    1 {namespace:x:executor}:meta   2 …:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 free normal slots  3 free slots for urgent ones only  4 in hand (popped, not finished)
 --         5 capacity, 0 to leave  6 alive for ms  7 slots for urgent ones only
--- gives   OK {stamp, more waiting, n hungry pods, pods, offers}
+-- gives   OK {stamp, more waiting, n hungry pods, pods, urgent offers, other offers}: the last two are lists
 -- bound   offers <= batch_max_rows
 -- events  none
 -- memory  allow-oom
 local most, most_urgent, hand, cap = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local offers, bytes = {}, 0
-local function pop(key, n)
-  if n <= 0 then return 0 end
-  local got = call('LPOP', key, n)
-  if not got then return 0 end
-  for _, o in ipairs(got) do
-    offers[#offers + 1] = o
-    bytes = bytes + #o
-  end
-  return #got
-end
+local function pop(key, n) return n > 0 and call('LPOP', key, n) or {} end
 -- Urgent offers may use every slot, the others only normal ones.
 local urgent = pop(P .. 'urgent', most + most_urgent)
-local normal = pop(P .. 'inbox', urgent > most_urgent and most - (urgent - most_urgent) or most)
+local normal = pop(P .. 'inbox', #urgent > most_urgent and most - (#urgent - most_urgent) or most)
 local before = call('HGET', SLOTS, 'bytes')
 local waiting = call('LLEN', P .. 'inbox') + call('LLEN', P .. 'urgent')
-local left = waiting == 0 and 0 or (tonumber(before or 0) - bytes)
-call('HSET', SLOTS, 'hand', hand + #offers, 'bytes', left > 0 and left or 0, 'cap', cap, 'ucap', ARGV[7],
+local left = 0
+if waiting > 0 then
+  left = tonumber(before or 0)
+  for _, o in ipairs(urgent) do left = left - #o end
+  for _, o in ipairs(normal) do left = left - #o end
+end
+call('HSET', SLOTS, 'hand', hand + #urgent + #normal, 'bytes', left > 0 and left or 0, 'cap', cap, 'ucap', ARGV[7],
   'till', cap == 0 and '0' or format('%013.0f', now + tonumber(ARGV[6])), 'nap', waiting == 0 and '1' or '0')
 local s = room()
 local out = { 'OK', stamp, waiting }
@@ -38,5 +33,6 @@ if s.free > 0 then
 else
   out[4] = 0
 end
-for _, o in ipairs(offers) do out[#out + 1] = o end
+out[#out + 1] = urgent
+out[#out + 1] = normal
 return out

@@ -20,6 +20,8 @@ for i = 2, #ARGV do
   if kind == 'due' then listed = lists('agenda', rest)
   elseif kind == 'timer' then listed = lists('agenda', 't' .. rest)
   elseif kind == 'keyend' then listed = lists('agenda', 'k' .. rest)
+  elseif kind == 'recent' then listed = lists('recents', rest)
+  elseif kind == 'lease' then listed = lists('leases', rest)
   elseif kind == 'dead' then listed = lists('dead', rest)
   elseif kind == 'ready' and #rest == 4 and string.find(rest, '^[%w_%-]+$') then
     listed = lists('ring:' .. level(rest), rest)

@@ -1,47 +1,99 @@
 -- run/ack: outcomes of one executor's tasks are accepted, each once, under the current grant.
 -- moves   running -> succeeded | cancelled | skipped | pending (tried again) | dead
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
--- args    1 now_ms or ""  2 executor  3 "1" if sent again  4 chance 0..1  5… rows:
---         id 16 + grant 18 + outcome 1 + lag 5 + took 5 + lag bin 2 + text
+-- args    1 now_ms or ""  2 executor  3 "1" if sent again  4 chance 0..1  5 rows n  6 "1" if all are S, each once
+--         7 n × (id 16 + grant 18 + outcome 1 + lag 5 + took 5)  8 n × (id 16 + outcome 1 + fence 8)  9 n × lag bin 2
+--         10 number of runs  11 number of lag bins, then for each run: home minute, grant, rows; for each bin: bin, rows;
+--         then n × id, run by run; unless 6 is "1", n × text
 --         outcome: S done, C cancelled, K not started: too late, F failed, D do not retry,
 --         A after (13 digits of ms, then 1 if counted, then text)
 -- gives   OK {stamp, a letter a row: S, C, K, R tried again, D dead, Z stale, N known already; due of each R}
 -- bound   rows <= batch_max_rows
 -- events  ended; retried, died, skipped
 -- memory  allow-oom
-local who, again, chance = ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
-local run, counts, n = P .. 'run', P .. 'counts', #ARGV - 4
+local args, run, counts = ARGV, P .. 'run', P .. 'counts'
+local who, again, chance, n = args[2], args[3] == '1', tonumber(args[4]), tonumber(args[5])
+local ended_rows, recent_rows, bin_rows = args[7], args[8], args[9]
+local runs_at = 11
+local bins_at = runs_at + 3 * tonumber(args[10])
+local ids_at = bins_at + 2 * tonumber(args[11])
+local texts_at = ids_at + n
 local lag_name = 'lag:' .. format('%.0f', floor(now / 60000))
 local lag_key = P .. lag_name
 need('stream', 'events')
 need_all('hash', 'counts', 'run', 'at', 'tries', lag_name)
 need_all('zset', 'agenda', 'dead')
-need('string', recent_name(recent_ten()))
+need_recent()
+for a = runs_at + 1, bins_at, 3 do need('hash', 'task:' .. args[a]) end
+local found = call('HMGET', run, unpack(args, ids_at + 1, ids_at + n))
+local function lags(bins, worst)
+  local fresh
+  for bin, c in pairs(bins) do fresh = call('HINCRBY', lag_key, bin, c) == tonumber(c) or fresh end
+  if fresh then call('EXPIRE', lag_key, 600) end
+  if worst > (call('HGET', lag_key, 'max') or '') then call('HSET', lag_key, 'max', worst) end
+end
+
+-- As a rule all succeed under their current grants and have nothing else to clear away: then whole stretches of ARGV
+-- go to Redis as they stand.
+local function plain()
+  if args[6] ~= '1' then return false end
+  local i = 0
+  for a = runs_at + 1, bins_at, 3 do
+    local grant = args[a + 1]
+    for _ = 1, tonumber(args[a + 2]) do
+      i = i + 1
+      local r = found[i]
+      if not r or sub(r, 17, 34) ~= grant or sub(r, 2, 3) ~= '-0' then return false end
+    end
+  end
+  return true
+end
+if plain() then
+  local at, rows = ids_at, 0
+  for a = runs_at + 1, bins_at, 3 do
+    rows = rows + tonumber(args[a + 2])
+    if a + 3 > bins_at or args[a + 3] ~= args[a] then
+      call('HDEL', P .. 'task:' .. args[a], unpack(args, at + 1, at + rows))
+      at, rows = at + rows, 0
+    end
+  end
+  call('HDEL', run, unpack(args, ids_at + 1, ids_at + n))
+  remember(recent_rows)
+  call('HINCRBY', counts, 'running', -n)
+  call('HINCRBY', counts, 'succeeded', n)
+  local bins, worst = {}, ''
+  for b = bins_at + 1, ids_at, 2 do
+    if args[b] == 'max' then worst = args[b + 1] else bins[args[b]] = args[b + 1] end
+  end
+  if worst ~= '' then lags(bins, worst) end
+  emit('e', who, ended_rows)
+  return { 'OK', stamp, string.rep('S', n) }
+end
+
 local ids, letters, dues = {}, {}, {}
 local ENDS = { S = true, C = true, K = true }
-for i = 1, n do ids[i] = sub(ARGV[i + 4], 1, 16) end
-local found = call('HMGET', run, unpack(ids))
-local function asked_after(row) return tonumber(sub(row, 48, 60)) end
+for i = 1, n do ids[i] = args[ids_at + i] end
+local function row_of(i) return sub(ended_rows, 45 * i - 44, 45 * i) end
+local function said_of(i) return args[6] == '1' and '' or args[texts_at + i] end
+local function asked_after(said) return tonumber(sub(said, 1, 13)) end
 -- What would be written is looked at first; and in one go, what became of rows that are not current.
 local specs, past, n_past, hits = {}, {}, 0, {}
 for i = 1, n do
-  local row, r, id = ARGV[i + 4], found[i], ids[i]
+  local row, said, r, id = row_of(i), said_of(i), found[i], ids[i]
   local outcome = sub(row, 35, 35)
   if not r or run_grant(r) ~= sub(row, 17, 34) then
     if again and not past[id] then
       past[id] = true
       n_past = n_past + 1
     end
-  elseif run_bits(r) == 0 and (ENDS[outcome] or run_cancelled(r)) then
-    need('hash', 'task:' .. home(id))
-  else
+  elseif not (run_bits(r) == 0 and (ENDS[outcome] or run_cancelled(r))) then
     local spec = call('HGET', P .. 'task:' .. home(id), id)
     specs[i] = spec
     if not spec then
       -- dropped below
     elseif ENDS[outcome] or run_cancelled(r) then need_end(id, spec)
-    elseif outcome == 'A' and sub(row, 61, 61) == '0' then need_due(id, now + asked_after(row), at_of(id, spec).lane)
-    else need_fail(id, spec, outcome == 'D', outcome == 'A' and asked_after(row) or nil, chance) end
+    elseif outcome == 'A' and sub(said, 14, 14) == '0' then need_due(id, now + asked_after(said), at_of(id, spec).lane)
+    else need_fail(id, spec, outcome == 'D', outcome == 'A' and asked_after(said) or nil, chance) end
   end
 end
 if n_past > 0 then hits = recall(past, n_past, 12, 16777216) end
@@ -49,7 +101,7 @@ local done, homes, away, ended, recent, rares = {}, {}, {}, {}, {}, {}
 local bins, worst, succeeded, cancelled, skipped, pending, dead = {}, '-----', 0, 0, 0, 0, 0
 local gone = {}
 for i = 1, n do
-  local row, r, id = ARGV[i + 4], found[i], ids[i]
+  local row, said, r, id = row_of(i), said_of(i), found[i], ids[i]
   local outcome = sub(row, 35, 35)
   if not r or gone[id] or run_grant(r) ~= sub(row, 17, 34) then
     letters[i] = 'Z'
@@ -61,9 +113,8 @@ for i = 1, n do
   else
     gone[id] = true
     local flagged, bits = run_cancelled(r), run_bits(r)
-    local lag = sub(row, 36, 40)
-    if sub(row, 46, 47) ~= 'zz' then
-      local bin = sub(row, 46, 47)
+    local lag, bin = sub(row, 36, 40), sub(bin_rows, 2 * i - 1, 2 * i)
+    if bin ~= 'zz' then
       bins[bin] = (bins[bin] or 0) + 1
       if lag > worst then worst = lag end
     end
@@ -98,19 +149,19 @@ for i = 1, n do
         call('HINCRBY', counts, 'deleted', 1)
         letters[i] = 'Z'
         away[#away + 1] = id
-      elseif outcome == 'A' and sub(row, 61, 61) == '0' then
+      elseif outcome == 'A' and sub(said, 14, 14) == '0' then
         local at = at_of(id, spec)
-        local due = now + asked_after(row)
+        local due = now + asked_after(said)
         call('HSET', P .. 'at', id, at_make(due, at.lane, sub(row, 17, 24), at.failures, run_losses(r), at.edits))
         due_put(id, due, at.lane)
         call('HDEL', run, id)
         pending = pending + 1
         letters[i] = 'R'
         dues[#dues + 1] = due
-        rares[#rares + 1] = rare(id, run_grant(r), 'R', due, 'asked to be tried again, uncounted: ' .. sub(row, 62))
+        rares[#rares + 1] = rare(id, run_grant(r), 'R', due, 'asked to be tried again, uncounted: ' .. sub(said, 15))
       else
-        local text, after = sub(row, 48), nil
-        if outcome == 'A' then text, after = sub(row, 62), asked_after(row) end
+        local text, after = said, nil
+        if outcome == 'A' then text, after = sub(said, 15), asked_after(said) end
         local held = sub(r, 1, 40) .. who
         local to, due = fail(id, held, spec, text, outcome == 'D' and 'fatal' or 'handler_error', outcome == 'D', after, chance)
         letters[i] = to
@@ -136,15 +187,13 @@ if left > 0 then
   if skipped > 0 then call('HINCRBY', counts, 'skipped', skipped) end
   if pending > 0 then call('HINCRBY', counts, 'pending', pending) end
   if dead > 0 then call('HINCRBY', counts, 'dead', dead) end
-  local fresh = nil
-  for bin, c in pairs(bins) do
-    fresh = call('HINCRBY', lag_key, bin, c) == c or fresh
-  end
-  if fresh ~= nil then
-    if fresh then call('EXPIRE', lag_key, 600) end
-    if worst > (call('HGET', lag_key, 'max') or '') then call('HSET', lag_key, 'max', worst) end
-  end
+  if next(bins) then lags(bins, worst) end
   if #ended > 0 then emit('e', who, table.concat(ended)) end
   if #rares > 0 then emit('v', who, table.concat(rares)) end
+end
+if #dues > 0 then
+  local first = dues[1]
+  for i = 2, #dues do first = dues[i] < first and dues[i] or first end
+  wake(first)
 end
 return { 'OK', stamp, table.concat(letters), unpack(dues) }

@@ -78,6 +78,18 @@ pub enum Command {
     Cancel(IdArgs),
     /// Change when a task is due
     Reschedule(RescheduleArgs),
+    /// Let nothing more of a queue, a plan or everything start; what runs goes on
+    Freeze(FreezeArgs),
+    /// Let what was frozen start again
+    Thaw(FreezeArgs),
+    /// Tell a task's whole life, with causes
+    Trace(IdArgs),
+    /// Dead letters: list, show, redrive, delete
+    #[command(subcommand)]
+    Dead(DeadCommand),
+    /// Follow what happens, or check what happened
+    #[command(subcommand)]
+    Events(EventsCommand),
     /// Show counts, lag, pods, executors and Redis
     Status(StatusArgs),
     /// Look for damage in the data: exit code 1 if there is any
@@ -91,6 +103,134 @@ pub enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
+}
+
+/// What to freeze or thaw.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("scope").required(true).args(["queue", "plan", "all"])), after_help = "\
+Nothing more starts within a second; offers that have not started come back out of the inboxes.
+Examples:
+  minutehand freeze --queue push.sms --why 'gateway is down'
+  minutehand thaw --queue push.sms")]
+pub struct FreezeArgs {
+    /// This queue
+    #[arg(long, value_name = "NAME")]
+    pub queue: Option<String>,
+    /// This plan
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
+    /// Everything in the namespace
+    #[arg(long)]
+    pub all: bool,
+    /// Why, for those who look at it later
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub why: String,
+}
+
+/// What to do with dead letters.
+#[derive(Debug, Subcommand)]
+pub enum DeadCommand {
+    /// List dead letters, oldest first in each bucket
+    List(DeadWhich),
+    /// Show one, with its attempts
+    Show(IdArgs),
+    /// Set dead letters back to pending, with their history and fresh tries
+    #[command(after_help = "\
+Examples:
+  minutehand dead redrive ID
+  minutehand dead redrive --queue push.sms --reason 'gateway*' --rate 100/s --yes")]
+    Redrive {
+        /// Which
+        #[command(flatten)]
+        pick: DeadPick,
+        /// How fast they become due: 100/s, 30/m [default: all at once]
+        #[arg(long, value_name = "RATE")]
+        rate: Option<String>,
+    },
+    /// Remove dead letters for good
+    Delete {
+        /// Which
+        #[command(flatten)]
+        pick: DeadPick,
+    },
+}
+
+/// Which dead letters.
+#[derive(Debug, Args)]
+pub struct DeadWhich {
+    /// Of this queue
+    #[arg(long, value_name = "NAME")]
+    pub queue: Option<String>,
+    /// Dead for at least this long, such as 1h
+    #[arg(long, value_name = "TIME")]
+    pub older_than: Option<String>,
+    /// Reason or last error fits this pattern; * stands for anything
+    #[arg(long, value_name = "PATTERN")]
+    pub reason: Option<String>,
+    /// At most so many in a list
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub limit: usize,
+}
+
+/// Ids, or a filter.
+#[derive(Debug, Args)]
+pub struct DeadPick {
+    /// Ids of dead letters
+    #[arg(value_name = "ID")]
+    pub ids: Vec<String>,
+    /// Or all that fit
+    #[command(flatten)]
+    pub which: DeadWhich,
+    /// Every dead letter
+    #[arg(long)]
+    pub all: bool,
+    /// Do it for all that fit
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// What to do with events.
+#[derive(Debug, Subcommand)]
+pub enum EventsCommand {
+    /// Print events as they happen
+    Tail(TailArgs),
+    /// Feed events through the table of states and report every illegal step; exit code 1 if there is one
+    #[command(after_help = "\
+Examples:
+  minutehand events replay
+  minutehand events tail --from-start --once --output json > events.ndjson
+  minutehand events replay events.ndjson --must-end")]
+    Replay(ReplayArgs),
+}
+
+/// Options of `events tail`.
+#[derive(Debug, Args)]
+pub struct TailArgs {
+    /// Only of tasks of this queue that still exist
+    #[arg(long, value_name = "NAME")]
+    pub queue: Option<String>,
+    /// Only of this type: submitted, claimed, started, succeeded, retried, died, …
+    #[arg(long = "type", value_name = "TYPE")]
+    pub kind: Option<String>,
+    /// Begin with the oldest that is kept
+    #[arg(long)]
+    pub from_start: bool,
+    /// End when there is nothing more
+    #[arg(long)]
+    pub once: bool,
+}
+
+/// Options of `events replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// One event a line, as `events tail --output json` prints them; - for stdin [default: those in Redis]
+    pub file: Option<String>,
+    /// Tasks that have not ended are faults
+    #[arg(long)]
+    pub must_end: bool,
+    /// The file begins where events were trimmed: tasks may begin anywhere
+    #[arg(long)]
+    pub trimmed: bool,
 }
 
 /// Options of `dev`.

@@ -5,9 +5,12 @@ mod cancel;
 mod check;
 mod config;
 pub mod connect;
+mod dead;
 mod demo;
 pub mod dev;
 pub mod error;
+mod events;
+mod freeze;
 mod get;
 pub mod import;
 pub mod input;
@@ -108,6 +111,11 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Get(args) => get::run(args, loaded, output).await,
         Command::Cancel(args) => cancel::run(args, loaded, output).await,
         Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
+        Command::Freeze(args) => freeze::run(args, true, loaded, output).await,
+        Command::Thaw(args) => freeze::run(args, false, loaded, output).await,
+        Command::Trace(args) => events::trace(args, loaded, output).await,
+        Command::Dead(command) => dead::run(command, loaded, output).await,
+        Command::Events(command) => events::run(command, loaded, output).await,
         Command::Status(_) => status::run(loaded, output).await,
         Command::Check(_) => check::run(loaded, output).await,
         // Done before a runtime was started.

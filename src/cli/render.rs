@@ -280,6 +280,12 @@ pub fn status(value: &Value) -> String {
     }
     let empty = Vec::new();
     let list = |name: &str| value[name].as_array().unwrap_or(&empty);
+    for frozen in list("frozen") {
+        let part = |name: &str| safe(frozen[name].as_str().unwrap_or_default());
+        let cause = Some(part("cause")).filter(|cause| !cause.is_empty()).map(|cause| format!(": {cause}"));
+        let (scope, since, who) = (part("scope"), part("since"), part("who"));
+        out.push_str(&format!("FROZEN {scope} since {since} by {who}{}\n", cause.unwrap_or_default()));
+    }
     let text = |value: &Value| value.as_u64().map_or_else(|| plain(value), |n| n.to_string());
 
     out.push_str(&format!("\nPODS: {}\n", list("pods").len()));

@@ -2,10 +2,14 @@
 //!
 //! Every door (the CLI, HTTP, a program of yours) goes through [`Client`], so all of them check alike.
 
+mod dead;
+mod history;
 mod query;
 mod stream;
 mod submit;
 
+pub use dead::{DeadFilter, DeadView, Redriven};
+pub use history::{EventTail, Trace};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, NewTask, SubmitError, Submitted};
@@ -14,6 +18,7 @@ use crate::limits;
 use crate::model::field::FieldError;
 use crate::model::{Namespace, TaskId, UnixMs};
 use crate::store::intake::{self, WishAnswer};
+use crate::store::queue::{self, Freeze, Scope};
 use crate::store::{ConnectSettings, Shortfall, Space, Store, StoreError, member};
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +68,21 @@ pub enum ClientError {
         "it is not known whether task {0} was created: its first sending got no answer for over two minutes; use an idempotency key to make this exact"
     )]
     FateUnknown(TaskId),
+}
+
+/// How long a freeze waits for the pods to follow.
+const FOLLOW_MAX: Duration = Duration::from_secs(4);
+
+/// What is frozen after a call, and who has heard of it.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Frost {
+    /// What is frozen now.
+    #[serde(flatten)]
+    pub freeze: Freeze,
+    /// Whether this call changed it.
+    pub changed: bool,
+    /// Live pods that do not follow yet; those that are dead without being missed yet are among them.
+    pub pods_behind: Vec<String>,
 }
 
 /// What a cancel did.
@@ -153,6 +173,33 @@ impl Client {
         match repeat(space, || intake::reschedule(space, who, id, due)).await? {
             WishAnswer::Done => Ok(due),
             other => Err(wrong_state(id, other)),
+        }
+    }
+
+    /// Freezes a queue, a plan or everything, and waits until all live pods follow.
+    pub async fn freeze(&self, scope: &Scope, who: &str, cause: &str) -> Result<Frost, ClientError> {
+        let space = self.space();
+        let (freeze, changed) = repeat(space, || queue::freeze(space, scope, who, cause)).await?;
+        self.followed(freeze, changed).await
+    }
+
+    /// Thaws a queue, a plan or everything, and waits until all live pods follow.
+    pub async fn thaw(&self, scope: &Scope, who: &str) -> Result<Frost, ClientError> {
+        let space = self.space();
+        let (freeze, changed) = repeat(space, || queue::thaw(space, scope, who)).await?;
+        self.followed(freeze, changed).await
+    }
+
+    async fn followed(&self, freeze: Freeze, changed: bool) -> Result<Frost, ClientError> {
+        let (space, start) = (self.space(), crate::clock::mono());
+        loop {
+            let pods = repeat(space, || member::pods(space)).await?;
+            let behind = pods.iter().filter(|pod| pod.freeze_epoch < freeze.epoch);
+            let pods_behind: Vec<String> = behind.map(|pod| pod.id.clone()).collect();
+            if pods_behind.is_empty() || start.elapsed() >= FOLLOW_MAX {
+                return Ok(Frost { freeze, changed, pods_behind });
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 

@@ -3,6 +3,7 @@
 use super::{Client, ClientError, repeat};
 use crate::model::{Bucket, Labels, LaneCode, Phase, Priority, Spec, State, TaskId, UnixMs};
 use crate::store::member::{ExecutorRecord, PodRecord};
+use crate::store::queue::{self, Freeze, Frozen};
 use crate::store::read::{self, Attempt, BucketCounts, Found, Lags};
 use crate::store::{Space, StoreError, member};
 use serde::{Serialize, Serializer};
@@ -114,8 +115,14 @@ pub struct Counts {
 
 impl Counts {
     /// The counters of one bucket.
-    fn of(bucket: &BucketCounts) -> Self {
-        let held: i64 = bucket.parked.iter().map(|(_, size)| *size as i64).sum();
+    fn of(bucket: &BucketCounts, freeze: &Freeze, space: &Space) -> Self {
+        // Lanes stand aside because they are frozen, or because nobody serves them; only the former are held.
+        let frozen = |lane: &LaneCode| {
+            let group = space.known_name(lane.group());
+            freeze.all() || group.is_some_and(|group| freeze.of_queue(&group.queue).is_some())
+        };
+        let lanes = bucket.parked.iter().chain(&bucket.ready);
+        let held: i64 = lanes.filter(|(lane, _)| frozen(lane)).map(|(_, size)| *size as i64).sum();
         let pending = bucket.count("pending");
         let retrying = bucket.tries.min(pending);
         let ready = (bucket.count("ready") - held).max(0);
@@ -235,6 +242,8 @@ pub struct Status {
     pub lag_ms: LagStatus,
     /// The buckets.
     pub buckets: Vec<BucketStatus>,
+    /// What is frozen.
+    pub frozen: Vec<Frozen>,
     /// Live pods.
     pub pods: Vec<PodRecord>,
     /// Live executors.
@@ -260,21 +269,33 @@ impl Client {
     /// Tasks by state, and the lags: the cheap part of [`Self::status`].
     pub async fn counts(&self) -> Result<(Counts, LagStatus), ClientError> {
         let (mut counts, mut lags) = (Counts::default(), Lags::default());
-        for (_, bucket) in all_counts(self.space()).await? {
-            counts.add(&Counts::of(&bucket));
+        let space = self.space();
+        let freeze = self.freezes().await?;
+        for (_, bucket) in all_counts(space).await? {
+            counts.add(&Counts::of(&bucket, &freeze, space));
             lags.merge(&bucket.lags);
         }
         Ok((counts, LagStatus::of(&lags)))
+    }
+
+    /// What is frozen, with the names of the queues at hand.
+    async fn freezes(&self) -> Result<Freeze, StoreError> {
+        let freeze = queue::frozen(self.space()).await?;
+        if !freeze.frozen.is_empty() {
+            self.space().groups().await?;
+        }
+        Ok(freeze)
     }
 
     /// How things stand.
     pub async fn status(&self) -> Result<Status, ClientError> {
         let space = self.space();
         space.refresh_spread().await?;
+        let freeze = self.freezes().await?;
         let (mut counts, mut lags, mut buckets, mut now) =
             (Counts::default(), Lags::default(), Vec::new(), UnixMs(space.clock().now_ms()));
         for (bucket, found) in all_counts(space).await? {
-            let own = Counts::of(&found);
+            let own = Counts::of(&found, &freeze, space);
             counts.add(&own);
             lags.merge(&found.lags);
             now = now.max(found.now);
@@ -298,6 +319,7 @@ impl Client {
             approximate: ["scheduled", "ready", "retrying", "held"],
             lag_ms: LagStatus::of(&lags),
             buckets,
+            frozen: freeze.frozen,
             pods,
             executors,
             redis: RedisStatus {
@@ -343,11 +365,14 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
     };
     let due = found.place.map(|place| place.due).or(spec.as_ref().map(|spec| spec.due));
     let failures = found.place.map_or(0, |place| place.failures);
+    let plan = spec.as_ref().and_then(|spec| spec.plan.clone());
+    let freeze = queue::frozen(space).await?;
+    let held = group.as_ref().is_some_and(|group| freeze.holds(&group.queue, plan.as_deref()));
     let view = match (found.state, &found.run) {
         (State::Running, Some(run)) if run.phase == Phase::Claimed => "claimed",
         (State::Running, Some(run)) if run.phase == Phase::Offered => "offered",
         (State::Running, _) => "started",
-        (State::Pending, _) if found.held => "held",
+        (State::Pending, _) if held => "held",
         (State::Pending, _) if due.is_some_and(|due| due > found.now) && failures > 0 => "retrying",
         (State::Pending, _) if due.is_some_and(|due| due > found.now) => "scheduled",
         (State::Pending, _) => "ready",
@@ -365,10 +390,16 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         failures,
         retries: spec.as_ref().map(|spec| spec.retry.retries),
         backoff: spec.as_ref().map(|spec| spec.retry.to_string()),
-        key: spec.as_ref().and_then(|spec| Some(String::from_utf8_lossy(&spec.key.as_ref()?.bytes).into_owned())),
-        plan: spec.as_ref().and_then(|spec| spec.plan.clone()),
+        key: spec
+            .as_ref()
+            .and_then(|spec| Some(String::from_utf8_lossy(&spec.key.as_ref()?.bytes).into_owned())),
+        plan,
         holder: found.run.as_ref().map(|run| run.holder.clone()),
-        fence: found.run.as_ref().map(|run| run.grant.fence()).or(found.place.map(|place| place.fence).filter(|f| *f > 0)),
+        fence: found
+            .run
+            .as_ref()
+            .map(|run| run.grant.fence())
+            .or(found.place.map(|place| place.fence).filter(|f| *f > 0)),
         lease_until: found.run.as_ref().map(|run| run.deadline),
         cancel_asked: found.run.as_ref().is_some_and(|run| run.cancel),
         reason: found.dead.map(|(reason, _)| reason),

@@ -1,12 +1,14 @@
 //! Events: every move of every task, packed one entry per script call.
 //!
-//! An entry of a bucket's stream has two fields: `k`, one letter for the kind, and `d`, the data:
-//! the call's time (13 digits), the length of the actor's name (2 digits), the name, then records.
+//! An entry of a bucket's stream has three fields: `k`, one letter for the kind; `d`, what its moves
+//! share: the call's time (13 digits), the length of the actor's name (2 digits), the name; and `r`,
+//! the records, one behind the other.
 //!
 //! | kind | moves | actor | record |
 //! | --- | --- | --- | --- |
 //! | `s` | submitted | | id 16, lane 4, due within its home minute 3 (digits of 64) |
-//! | `c` | claimed | pod | id 16, grant 18 |
+//! | `g` | claimed for the first time | pod, then the grant of all | id 16 |
+//! | `c` | claimed again | pod | id 16, grant 18 |
 //! | `o` | offered | pod | id 16, grant 18, executor 2 digits of length + name |
 //! | `b` | started | executor | id 16, grant 18 |
 //! | `e` | ended | executor | id 16, grant 18, outcome 1, lag 5, took 5 (ms, digits of 64) |
@@ -17,10 +19,10 @@ use super::grant::Grant;
 use super::id::TaskId;
 use super::slice::UnixMs;
 use super::state::State;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What happened to a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Move {
     /// Accepted into its due set.
@@ -109,21 +111,23 @@ impl Move {
 }
 
 /// One move of one task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Redis's time of the script call.
+    #[serde(with = "super::slice::rfc3339")]
     pub at: UnixMs,
     /// The task.
     pub id: TaskId,
     /// What happened.
     pub event: Move,
     /// Number of the grant, where one was concerned.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub fence: Option<u32>,
     /// Pod, executor or person that did it; empty when not known.
+    #[serde(rename = "executor")]
     pub actor: String,
     /// When the task is due now, where that changed; start − due of an ended task is in `cause`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due: Option<UnixMs>,
     /// Why, in words.
     pub cause: String,
@@ -134,12 +138,17 @@ pub struct Event {
 #[error("not an event entry: {0}")]
 pub struct BadEvent(pub &'static str);
 
-/// Reads one entry of a bucket's stream into the moves it packs, in order.
-pub fn decode(kind: u8, data: &[u8]) -> Result<Vec<Event>, BadEvent> {
-    let mut at = Cursor { data, at: 0 };
+/// Reads one entry of a bucket's stream, its fields `k`, `d` and `r`, into the moves it packs, in order.
+pub fn decode(kind: u8, head: &[u8], data: &[u8]) -> Result<Vec<Event>, BadEvent> {
+    let mut at = Cursor { data: head, at: 0 };
     let now = UnixMs(at.decimal(13)?);
     let len = at.decimal(2)? as usize;
     let actor = text(at.take(len)?);
+    let shared = if kind == b'g' { Some(at.take(Grant::LEN)?) } else { None };
+    if at.at != head.len() {
+        return Err(BadEvent("head too long"));
+    }
+    let mut at = Cursor { data, at: 0 };
     let mut out = Vec::with_capacity(data.len() / 24);
     while at.at < data.len() {
         let id = TaskId::from_bytes(at.take(TaskId::LEN)?).ok_or(BadEvent("bad id"))?;
@@ -153,7 +162,7 @@ pub fn decode(kind: u8, data: &[u8]) -> Result<Vec<Event>, BadEvent> {
             cause: String::new(),
         };
         if kind != b's' {
-            let grant = at.take(Grant::LEN)?;
+            let grant = shared.map_or_else(|| at.take(Grant::LEN), Ok)?;
             event.fence = match Grant::from_bytes(grant) {
                 Some(grant) => Some(grant.fence()),
                 None if grant.iter().all(|b| *b == b' ') => None,
@@ -165,7 +174,7 @@ pub fn decode(kind: u8, data: &[u8]) -> Result<Vec<Event>, BadEvent> {
                 at.take(4)?;
                 event.due = Some(id.home().start().plus(at.number(3)?));
             }
-            b'c' => event.event = Move::Claimed,
+            b'g' | b'c' => event.event = Move::Claimed,
             b'o' => {
                 event.event = Move::Offered;
                 let len = at.decimal(2)? as usize;
@@ -239,7 +248,7 @@ mod tests {
     fn each_kind_is_read() {
         let head = "176451126012304ex-1";
         let grant = "00000002aaaaaaaaaa";
-        let read = |kind, tail: String| decode(kind, format!("{head}{tail}").as_bytes()).unwrap();
+        let read = |kind, records: String| decode(kind, head.as_bytes(), records.as_bytes()).unwrap();
         let ended = read(b'e', format!("{}{grant}S----2----A", id()));
         assert_eq!((ended[0].event, ended[0].fence), (Move::Succeeded, Some(2)));
         assert_eq!(ended[0].cause, "started 3 ms after due, ran 11 ms");
@@ -250,12 +259,16 @@ mod tests {
         let submitted = read(b's', format!("{}--6F--0", id()));
         assert_eq!(submitted[0].due, Some(id().home().start().plus(1)));
         assert_eq!(read(b'c', format!("{0}{grant}{0}{grant}", id())).len(), 2);
+        let first = decode(b'g', format!("{head}{grant}").as_bytes(), format!("{0}{0}", id()).as_bytes()).unwrap();
+        assert!(decode(b'c', format!("{head}x").as_bytes(), b"").is_err());
+        assert_eq!((first.len(), first[1].event, first[1].fence), (2, Move::Claimed, Some(2)));
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_a_value_or_an_error(kind in any::<u8>(), data in proptest::collection::vec(any::<u8>(), 0..120)) {
-            let _ = decode(kind, &data);
+            let _ = decode(kind, &data, &data);
+            let _ = decode(kind, b"176451126012304ex-1", &data);
         }
     }
 }

@@ -107,14 +107,17 @@ impl FromStr for ExecutionId {
             FieldError::new("execution_id", Reason::InvalidType, detail)
         };
         let mut parts = text.split('.');
-        let (Some(id), Some(fence), Some(nonce), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+        let (Some(id), Some(fence), Some(nonce), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
         else {
             return Err(wrong());
         };
         let fence: u32 = fence.parse().map_err(|_| wrong())?;
         let mut digits = [0; Grant::LEN];
         hex(&mut digits[..8], u64::from(fence));
-        digits[8..].copy_from_slice(nonce.as_bytes().get(..Nonce::LEN).filter(|n| n.len() == nonce.len()).ok_or_else(wrong)?);
+        digits[8..].copy_from_slice(
+            nonce.as_bytes().get(..Nonce::LEN).filter(|n| n.len() == nonce.len()).ok_or_else(wrong)?,
+        );
         Ok(Self { id: id.parse()?, grant: Grant::from_bytes(&digits).ok_or_else(wrong)? })
     }
 }
@@ -132,7 +135,8 @@ mod tests {
         assert_eq!(text, format!("{id}.300.123456789a"));
         assert_eq!(text.parse::<ExecutionId>().unwrap(), execution);
         assert_eq!(execution.grant.fence(), 300);
-        for wrong in ["", "a.b.c", &format!("{id}.1.12"), &format!("{id}.x.123456789a"), &format!("{text}.1")] {
+        for wrong in ["", "a.b.c", &format!("{id}.1.12"), &format!("{id}.x.123456789a"), &format!("{text}.1")]
+        {
             assert!(wrong.parse::<ExecutionId>().is_err(), "{wrong}");
         }
     }

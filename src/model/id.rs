@@ -89,7 +89,8 @@ impl FromStr for TaskId {
 
     fn from_str(text: &str) -> Result<Self, FieldError> {
         Self::from_bytes(text.as_bytes()).ok_or_else(|| {
-            let detail = format!("{} is no task id: those have {} of A-Z a-z 0-9 _ -", shown(text), Self::LEN);
+            let detail =
+                format!("{} is no task id: those have {} of A-Z a-z 0-9 _ -", shown(text), Self::LEN);
             FieldError::new("id", Reason::InvalidType, detail)
         })
     }
@@ -98,6 +99,13 @@ impl FromStr for TaskId {
 impl serde::Serialize for TaskId {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for TaskId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 

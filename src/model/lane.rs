@@ -91,7 +91,10 @@ pub fn check_name(field: &'static str, name: &str, max_bytes: usize) -> Result<(
     }
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"._-:/@+=".contains(&b);
     if name.is_empty() || name.starts_with('-') || !name.bytes().all(fits) {
-        let detail = format!("{} may only have letters, digits and . _ - : / @ + =, and not begin with -", shown(name));
+        let detail = format!(
+            "{} may only have letters, digits and . _ - : / @ + =, and not begin with -",
+            shown(name)
+        );
         return Err(FieldError::new(field, Reason::BadName, detail));
     }
     Ok(())
@@ -299,8 +302,13 @@ mod tests {
         for good in ["push.sms", "a", "mail:eu/west@1", &"q".repeat(128)] {
             assert!(QueueName::new(good).is_ok(), "{good}");
         }
-        for (bad, code) in [("", "bad_name"), ("a b", "bad_name"), ("-x", "bad_name"), ("é", "bad_name"), ("a\0", "bad_name")]
-        {
+        for (bad, code) in [
+            ("", "bad_name"),
+            ("a b", "bad_name"),
+            ("-x", "bad_name"),
+            ("é", "bad_name"),
+            ("a\0", "bad_name"),
+        ] {
             assert_eq!(QueueName::new(bad).unwrap_err().reason.code(), code);
         }
         assert_eq!(QueueName::new(&"q".repeat(129)).unwrap_err().reason.code(), "too_long");

@@ -11,6 +11,7 @@ pub mod field;
 pub mod grant;
 pub mod id;
 pub mod lane;
+pub mod replay;
 pub mod retry;
 pub mod route;
 pub mod share;

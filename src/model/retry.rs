@@ -66,7 +66,9 @@ impl Retry {
         let wait = match self.growth {
             Growth::Fixed => base,
             Growth::Linear => base * n,
-            Growth::Exponential { factor_percent } => base * (f64::from(factor_percent) / 100.0).powf(n - 1.0),
+            Growth::Exponential { factor_percent } => {
+                base * (f64::from(factor_percent) / 100.0).powf(n - 1.0)
+            }
         };
         // f64::min takes the cap for an infinite wait; 0 × ∞ is not a number and means the base was 0.
         if wait.is_nan() { 0 } else { wait.min(f64::from(self.cap_ms)) as i64 }
@@ -96,7 +98,13 @@ impl fmt::Display for Retry {
             Growth::Fixed => write!(f, "fixed:{}ms", self.base_ms),
             Growth::Linear => write!(f, "linear:{}ms:{}ms", self.base_ms, self.cap_ms),
             Growth::Exponential { factor_percent } => {
-                write!(f, "exponential:{}ms:x{}:{}ms", self.base_ms, f64::from(factor_percent) / 100.0, self.cap_ms)
+                write!(
+                    f,
+                    "exponential:{}ms:x{}:{}ms",
+                    self.base_ms,
+                    f64::from(factor_percent) / 100.0,
+                    self.cap_ms
+                )
             }
         }
     }
@@ -179,9 +187,15 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_documentation() {
         let retry = read("exponential:5s").unwrap();
-        assert_eq!([1, 2, 3, 4, 5, 9].map(|n| retry.wait_ms(n)), [5_000, 25_000, 125_000, 625_000, 3_125_000, 3_600_000]);
+        assert_eq!(
+            [1, 2, 3, 4, 5, 9].map(|n| retry.wait_ms(n)),
+            [5_000, 25_000, 125_000, 625_000, 3_125_000, 3_600_000]
+        );
         assert_eq!(retry, Retry::default());
-        assert_eq!(read("linear:5s:12s").map(|r| [1, 2, 3, 9].map(|n| r.wait_ms(n))), Ok([5_000, 10_000, 12_000, 12_000]));
+        assert_eq!(
+            read("linear:5s:12s").map(|r| [1, 2, 3, 9].map(|n| r.wait_ms(n))),
+            Ok([5_000, 10_000, 12_000, 12_000])
+        );
         assert_eq!(read("fixed:200ms").map(|r| r.wait_ms(77)), Ok(200));
         assert_eq!(read("fixed:0ms").map(|r| r.wait_ms(1_000)), Ok(0));
         assert_eq!(read("fixed:2h").map(|r| r.wait_ms(1)), Ok(7_200_000));

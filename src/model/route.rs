@@ -92,7 +92,8 @@ mod tests {
     fn equal_executors_take_turns() {
         let mut route = LeastCost::default();
         let candidates = [candidate(9, 4, 0.0); 3];
-        let chosen: Vec<_> = (0..6).filter_map(|_| route.choose(&Work { cost_ms: 5.0 }, &candidates)).collect();
+        let chosen: Vec<_> =
+            (0..6).filter_map(|_| route.choose(&Work { cost_ms: 5.0 }, &candidates)).collect();
         assert_eq!(chosen, [0, 1, 2, 0, 1, 2]);
     }
 }

@@ -25,7 +25,8 @@ pub fn fair_share(me: &str, pods: &[&str], buckets: u16) -> Vec<Bucket> {
     let mut room: Vec<usize> = (0..count).map(|pod| share + usize::from(pod < over)).collect();
     let mut out = Vec::with_capacity(room[mine]);
     for bucket in 0..buckets {
-        let best = (0..count).filter(|pod| room[*pod] > 0).max_by_key(|pod| (weight(names[*pod], bucket), *pod));
+        let best =
+            (0..count).filter(|pod| room[*pod] > 0).max_by_key(|pod| (weight(names[*pod], bucket), *pod));
         if let Some(best) = best {
             room[best] -= 1;
             if best == mine {

@@ -32,10 +32,15 @@ impl UnixMs {
     pub fn checked_due(self, now: Self) -> Result<Self, FieldError> {
         let latest = now.plus(limits::DUE_AHEAD_MAX_MS).0.min(limits::DUE_MAX_MS);
         if self.0 < 0 {
-            return Err(FieldError::new("due", Reason::OutOfRange, format!("{} ms lies before 1970", self.0)));
+            return Err(FieldError::new(
+                "due",
+                Reason::OutOfRange,
+                format!("{} ms lies before 1970", self.0),
+            ));
         }
         if self.0 > latest {
-            let shown = if self.0 <= limits::DUE_MAX_MS { self.to_string() } else { format!("{} ms", self.0) };
+            let shown =
+                if self.0 <= limits::DUE_MAX_MS { self.to_string() } else { format!("{} ms", self.0) };
             let detail = format!("{shown} is more than 10 years ahead; the latest is {}", Self(latest));
             return Err(FieldError::new("due", Reason::OutOfRange, detail));
         }
@@ -45,8 +50,10 @@ impl UnixMs {
     /// Reads an instant with an offset, as RFC 3339 writes it.
     pub fn parse_rfc3339(text: &str) -> Result<Self, FieldError> {
         text.trim().parse::<jiff::Timestamp>().map(|at| Self(at.as_millisecond())).map_err(|error| {
-            let detail =
-                format!("{} is no RFC 3339 time such as 2026-12-24T18:00:00Z: {error}", super::field::shown(text));
+            let detail = format!(
+                "{} is no RFC 3339 time such as 2026-12-24T18:00:00Z: {error}",
+                super::field::shown(text)
+            );
             FieldError::new("due", Reason::InvalidType, detail)
         })
     }
@@ -64,6 +71,31 @@ impl fmt::Display for UnixMs {
         match jiff::Timestamp::from_millisecond(self.0) {
             Ok(at) => write!(f, "{at:.3}"),
             Err(_) => write!(f, "{} ms", self.0),
+        }
+    }
+}
+
+/// For serde: an instant as RFC 3339 text; numbers of ms are read as well.
+pub mod rfc3339 {
+    use super::UnixMs;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// Writes the text.
+    pub fn serialize<S: Serializer>(at: &UnixMs, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(at)
+    }
+
+    /// Reads text or a number.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<UnixMs, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            Number(i64),
+            Text(String),
+        }
+        match Form::deserialize(deserializer)? {
+            Form::Number(ms) => Ok(UnixMs(ms)),
+            Form::Text(text) => UnixMs::parse_rfc3339(&text).map_err(serde::de::Error::custom),
         }
     }
 }
@@ -88,7 +120,8 @@ impl fmt::Display for Minute {
 /// Reads a length of time: `250ms`, `10s`, `5m`, `2h`, `3d`, or several in a row (`1h30m`).
 pub fn parse_duration_ms(field: &'static str, text: &str) -> Result<i64, FieldError> {
     let wrong = |why: &str| {
-        let detail = format!("{} {why}; write for example 250ms, 10s, 5m, 2h, 1h30m", super::field::shown(text));
+        let detail =
+            format!("{} {why}; write for example 250ms, 10s, 5m, 2h, 1h30m", super::field::shown(text));
         FieldError::new(field, Reason::InvalidType, detail)
     };
     let (mut total, mut rest) = (0i64, text.trim());
@@ -96,7 +129,11 @@ pub fn parse_duration_ms(field: &'static str, text: &str) -> Result<i64, FieldEr
         return Err(wrong("is empty"));
     }
     if rest.starts_with('-') {
-        return Err(FieldError::new(field, Reason::OutOfRange, format!("{} is negative", super::field::shown(text))));
+        return Err(FieldError::new(
+            field,
+            Reason::OutOfRange,
+            format!("{} is negative", super::field::shown(text)),
+        ));
     }
     while !rest.is_empty() {
         let end = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(|| wrong("has no unit"))?;

@@ -257,6 +257,12 @@ impl Spec {
         out.freeze()
     }
 
+    /// When the task of an encoded spec was first due; `home` is the begin of its home minute.
+    pub fn peek_due(bytes: &[u8], home: UnixMs) -> Option<UnixMs> {
+        let offset = [*bytes.get(6)?, *bytes.get(7)?];
+        Some(home.plus(i64::from(u16::from_be_bytes(offset))))
+    }
+
     /// Reads a spec of the task whose home minute begins at `home`. The payload is a slice of `bytes`, not a copy.
     pub fn decode(bytes: &Bytes, home: UnixMs) -> Result<Self, BadSpec> {
         let mut at = Reader { bytes, at: 0 };

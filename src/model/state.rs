@@ -157,7 +157,10 @@ mod tests {
     #[test]
     fn final_states_are_those_of_the_design() {
         let last: Vec<_> = State::ALL.into_iter().filter(|state| state.is_final()).collect();
-        assert_eq!(last, [State::Succeeded, State::Cancelled, State::Expired, State::Skipped, State::Deleted]);
+        assert_eq!(
+            last,
+            [State::Succeeded, State::Cancelled, State::Expired, State::Skipped, State::Deleted]
+        );
     }
 
     #[test]

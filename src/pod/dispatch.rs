@@ -11,9 +11,10 @@ use crate::clock;
 use crate::limits;
 use crate::metric;
 use crate::model::route::{Candidate, LeastCost, Route, Work};
-use crate::model::{Grant, Spec, TaskId, UnixMs, spec};
+use crate::model::{Bucket, Grant, Spec, TaskId, UnixMs, spec};
 use crate::store::due::{Granted, Quota};
 use crate::store::member::{self, Offer, OfferAnswer, RESERVATION_MS};
+use crate::store::run::{self, StartRow};
 use crate::store::{Space, StoreError};
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -32,6 +33,10 @@ const WAIT_MAX: Duration = Duration::from_millis(2_000);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// News of an executor's room of this age is no longer trusted: reservations last as long.
 const FRESH_FOR: Duration = Duration::from_millis(RESERVATION_MS as u64);
+/// Tasks that have lain in an inbox for this long are noted there, for those who ask where they are.
+const NOTE_AFTER: Duration = Duration::from_millis(250);
+/// Offers remembered until then; beyond it the oldest go without a note.
+const NOTES_MAX: usize = 50_000;
 /// Times an offer is sent again to the same executor when its answer was lost.
 const OFFER_REPEATS_MAX: u32 = 5;
 
@@ -82,7 +87,12 @@ struct Inner {
     starved: bool,
     route: LeastCost,
     buckets: Vec<u16>,
+    /// Offers accepted lately, oldest first.
+    offered: VecDeque<(Instant, TaskId, Grant, Arc<str>)>,
 }
+
+/// The executors of a class: their ids, and how they stand for ordinary and for urgent tasks.
+type Choices<'a> = (Vec<&'a str>, Vec<Candidate>, Vec<Candidate>);
 
 /// Room that a claim may use; given back when dropped.
 pub(crate) struct Hold<'a> {
@@ -121,7 +131,16 @@ pub(crate) struct Dispatcher {
 
 impl Dispatcher {
     pub fn new(space: Space, pod: String, tally: Arc<PodTally>) -> Self {
-        Self { space, pod, tally, inner: Mutex::default(), room: Notify::new(), room_version: AtomicU64::new(0), demand: AtomicU64::new(0), draining: AtomicBool::new(false) }
+        Self {
+            space,
+            pod,
+            tally,
+            inner: Mutex::default(),
+            room: Notify::new(),
+            room_version: AtomicU64::new(0),
+            demand: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+        }
     }
 
     /// Told when room may have become free.
@@ -213,6 +232,7 @@ impl Dispatcher {
             executors: view.executors.clone(),
             groups: view.groups.clone(),
             classes: view.classes.clone(),
+            freeze: view.freeze.clone(),
         });
         inner.waiting.extend(lost);
         drop(inner);
@@ -233,7 +253,13 @@ impl Dispatcher {
         let normal = free.div_ceil(2).min(most);
         let any = (normal + spare).min(most);
         if self.draining.load(Ordering::Relaxed) {
-            return Hold { dispatcher: self, any: 0, normal: 0, default_quota: Quota::Closed, quotas: Vec::new() };
+            return Hold {
+                dispatcher: self,
+                any: 0,
+                normal: 0,
+                default_quota: Quota::Closed,
+                quotas: Vec::new(),
+            };
         }
         inner.starved |= any == 0 && inner.held > 0;
         inner.held += any;
@@ -268,7 +294,7 @@ impl Dispatcher {
         let mut stranded: Vec<Parcel> = Vec::new();
         let mut inner = self.inner.lock();
         let view = Arc::clone(&inner.view);
-        let mut table: HashMap<Class, (Vec<&str>, Vec<Candidate>, Vec<Candidate>)> = HashMap::new();
+        let mut table: HashMap<Class, Choices<'_>> = HashMap::new();
         for mut parcel in parcels {
             let Some((group, class)) = view.groups.get(&parcel.group) else {
                 stranded.push(parcel);
@@ -280,7 +306,8 @@ impl Dispatcher {
                 continue;
             }
             if parcel.cost_ms.is_nan() {
-                let known = serving.iter().find_map(|at| view.executors[*at].average_ms(group.queue.as_str()));
+                let known =
+                    serving.iter().find_map(|at| view.executors[*at].average_ms(group.queue.as_str()));
                 parcel.cost_ms = known.unwrap_or(COST_UNKNOWN_MS);
             }
             let (ids, normal, urgent) = table.entry(*class).or_insert_with(|| {
@@ -291,7 +318,11 @@ impl Dispatcher {
                         ids.push(record.id.as_str());
                         let slots = record.slots.max(1);
                         normal.push(Candidate { free: outbox.credit, slots, load_ms: outbox.load_ms });
-                        urgent.push(Candidate { free: outbox.credit + outbox.spare, slots, load_ms: outbox.load_ms });
+                        urgent.push(Candidate {
+                            free: outbox.credit + outbox.spare,
+                            slots,
+                            load_ms: outbox.load_ms,
+                        });
                     }
                 }
                 (ids, normal, urgent)
@@ -304,7 +335,11 @@ impl Dispatcher {
             };
             if let Some(outbox) = inner.outboxes.get_mut(ids[at]) {
                 outbox.load_ms += parcel.cost_ms;
-                if outbox.credit > 0 { outbox.credit -= 1 } else { outbox.spare = outbox.spare.saturating_sub(1) }
+                if outbox.credit > 0 {
+                    outbox.credit -= 1
+                } else {
+                    outbox.spare = outbox.spare.saturating_sub(1)
+                }
                 for candidates in [&mut *normal, &mut *urgent] {
                     candidates[at].load_ms = outbox.load_ms;
                 }
@@ -336,8 +371,15 @@ impl Dispatcher {
     /// Tasks that nobody serves go back; their queue is then known as closed.
     async fn strand(&self, parcels: Vec<Parcel>) {
         metric::handles().handed_back.add("no_executor", parcels.len() as u64);
-        let rows = parcels.iter().map(|parcel| (parcel.id, parcel.grant)).collect();
-        hand_back(&self.space, &self.pod, "no executor serves its queue and labels", rows).await;
+        let view = Arc::clone(&self.inner.lock().view);
+        let frozen = |parcel: &Parcel| {
+            view.groups.get(&parcel.group).is_some_and(|(group, _)| view.freeze.of_queue(&group.queue).is_some())
+        };
+        let (held, unserved): (Vec<_>, Vec<_>) = parcels.iter().partition(|parcel| frozen(parcel));
+        for (parcels, cause) in [(held, "frozen"), (unserved, "no executor serves its queue and labels")] {
+            let rows = parcels.iter().map(|parcel| (parcel.id, parcel.grant)).collect();
+            hand_back(&self.space, &self.pod, cause, rows).await;
+        }
         self.tally.handed_back.fetch_add(parcels.len() as u64, Ordering::Relaxed);
     }
 
@@ -386,7 +428,8 @@ impl Dispatcher {
         normal: &[Parcel],
         want: u32,
     ) -> Result<OfferAnswer, StoreError> {
-        let offers = |parcels: &[Parcel]| parcels.iter().map(|parcel| parcel.offer.clone()).collect::<Vec<_>>();
+        let offers =
+            |parcels: &[Parcel]| parcels.iter().map(|parcel| parcel.offer.clone()).collect::<Vec<_>>();
         let (urgent, normal) = (offers(urgent), offers(normal));
         let mut repeats = 0;
         loop {
@@ -394,7 +437,8 @@ impl Dispatcher {
                 // Only the same executor may be asked again: it drops what it has seen.
                 Err(error) if error.is_retryable() && repeats < OFFER_REPEATS_MAX => {
                     repeats += 1;
-                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..=50 * u64::from(repeats)))).await;
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..=50 * u64::from(repeats))))
+                        .await;
                 }
                 answer => return answer,
             }
@@ -422,6 +466,14 @@ impl Dispatcher {
                 back.extend(urgent.drain(u.min(urgent.len())..));
                 back.extend(normal.drain(n.min(normal.len())..));
                 let accepted = (urgent.len() + normal.len()) as u64;
+                let to: Arc<str> = executor.into();
+                let spare = NOTES_MAX.saturating_sub(urgent.len() + normal.len());
+                while inner.offered.len() > spare {
+                    inner.offered.pop_front();
+                }
+                for parcel in urgent.iter().chain(&normal) {
+                    inner.offered.push_back((at, parcel.id, parcel.grant, Arc::clone(&to)));
+                }
                 metrics.offered_tasks.increment(accepted);
                 self.tally.offered.fetch_add(accepted, Ordering::Relaxed);
                 // What nobody has reserved is there for all pods: each counts on its share.
@@ -493,6 +545,27 @@ impl Dispatcher {
             tokio::spawn(async move { shared.dispatcher.give_back(late, "no executor had room").await });
         }
         self.route(shared, again);
+    }
+
+    /// Notes in Redis where tasks lie that were offered a while ago. Most have ended by then, and cost a look.
+    async fn note(&self) {
+        let mut by_bucket: HashMap<Bucket, Vec<(StartRow, Arc<str>)>> = HashMap::new();
+        {
+            let mut inner = self.inner.lock();
+            while inner.offered.front().is_some_and(|(at, ..)| at.elapsed() >= NOTE_AFTER) {
+                if let Some((_, id, grant, to)) = inner.offered.pop_front() {
+                    by_bucket.entry(id.bucket()).or_default().push((StartRow { id, grant, lease_ms: 0 }, to));
+                }
+            }
+        }
+        for (bucket, rows) in by_bucket {
+            for piece in rows.chunks(limits::BATCH_MAX_ROWS) {
+                let rows: Vec<(StartRow, &str)> = piece.iter().map(|(row, to)| (*row, &**to)).collect();
+                if let Err(error) = run::offer(&self.space, bucket, &self.pod, &rows).await {
+                    tracing::debug!(%bucket, %error, "could not note offers");
+                }
+            }
+        }
     }
 
     async fn give_back(&self, parcels: Vec<Parcel>, cause: &str) {
@@ -594,6 +667,7 @@ pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
             },
             _ = look.tick() => {
                 shared.dispatcher.reroute(&shared);
+                shared.dispatcher.note().await;
                 let tight: Vec<String> = {
                     let inner = shared.dispatcher.inner.lock();
                     let old = |outbox: &Outbox| outbox.tight && !outbox.sending && outbox.heard.elapsed() > Duration::from_secs(1);

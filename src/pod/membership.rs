@@ -5,7 +5,7 @@ use super::{BEATS_PER_LOCK, Shared};
 use crate::metric;
 use crate::model::{Bucket, Grant, TaskId};
 use crate::store::member::{self, PodRecord};
-use crate::store::{Space, StoreError, Subscription, due};
+use crate::store::{Space, StoreError, Subscription, due, queue};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,22 +20,32 @@ const NEWS_GATHER: Duration = Duration::from_millis(10);
 pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, stop: CancellationToken) {
     let every = crate::clock::ms(shared.settings.lock_ms / BEATS_PER_LOCK).max(Duration::from_millis(50));
     let mut seen: HashSet<String> = HashSet::new();
-    let mut news = ["pods", "executors", "lanes"].map(|room| member::news(&shared.space, room));
+    let mut news = ["pods", "executors", "lanes", "freeze"].map(|room| member::news(&shared.space, room));
+    let mut freeze_epoch = 0;
     let mut claimed_before = 0;
     loop {
         let claimed = shared.tally.claimed.load(Ordering::Relaxed);
-        match tick(&shared, claimed > claimed_before).await {
+        match tick(&shared, claimed > claimed_before, freeze_epoch).await {
             Ok(view) => {
                 claimed_before = claimed;
                 let live: HashSet<String> = view.executors.iter().map(|e| e.record.id.clone()).collect();
-                for lost in seen.difference(&live).cloned() {
-                    let shared = Arc::clone(&shared);
+                for lost in seen.difference(&live) {
+                    let (shared, lost) = (Arc::clone(&shared), lost.clone());
                     tokio::spawn(async move { hand_back_inbox(&shared, &lost).await });
                 }
                 seen = live;
                 gauges(&shared, &view);
                 shared.dispatcher.learn(&view);
-                publish.send_replace(Arc::new(view));
+                let view = Arc::new(view);
+                publish.send_replace(Arc::clone(&view));
+                if view.freeze.epoch != freeze_epoch {
+                    freeze_epoch = view.freeze.epoch;
+                    if !view.freeze.frozen.is_empty() {
+                        tokio::spawn(recall_frozen(Arc::clone(&shared), view));
+                    }
+                    // Whoever froze it waits to hear that this pod follows.
+                    continue;
+                }
             }
             Err(error) => {
                 shared.ready.failing(crate::clock::mono(), format!("heartbeat: {error}"));
@@ -55,16 +65,17 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
     }
 }
 
-async fn any_news(news: &mut [Subscription; 3]) {
-    let [pods, executors, lanes] = news;
+async fn any_news(news: &mut [Subscription; 4]) {
+    let [pods, executors, lanes, freeze] = news;
     tokio::select! {
         _ = pods.recv() => {}
         _ = executors.recv() => {}
         _ = lanes.recv() => {}
+        _ = freeze.recv() => {}
     }
 }
 
-async fn tick(shared: &Shared, busy: bool) -> Result<View, StoreError> {
+async fn tick(shared: &Shared, busy: bool, freeze_epoch: u64) -> Result<View, StoreError> {
     let (space, settings) = (&shared.space, &shared.settings);
     let me = PodRecord {
         id: settings.id.clone(),
@@ -75,11 +86,13 @@ async fn tick(shared: &Shared, busy: bool) -> Result<View, StoreError> {
         buckets: shared.dispatcher.buckets(),
         draining: false,
         busy,
+        freeze_epoch,
     };
     let pods = member::beat_pod(space, &me, settings.lock_ms).await?;
     let executors = member::executors(space).await?;
     let groups = space.groups().await?;
-    Ok(View::new(&pods, executors, groups))
+    let freeze = queue::frozen(space).await?;
+    Ok(View::new(&pods, executors, groups, freeze))
 }
 
 fn gauges(shared: &Shared, view: &View) {
@@ -89,6 +102,24 @@ fn gauges(shared: &Shared, view: &View) {
     metrics.executor_slots.set(view.executors.iter().map(|e| f64::from(e.record.slots)).sum::<f64>());
     metrics.executor_busy.set(view.executors.iter().map(|e| f64::from(e.record.busy)).sum::<f64>());
     metrics.buckets_held.set(shared.tally.buckets.load(Ordering::Relaxed) as f64);
+}
+
+/// What is frozen comes back out of all inboxes. Each pod does this once for each change; an offer is taken once.
+async fn recall_frozen(shared: Arc<Shared>, view: Arc<View>) {
+    let frozen = view.groups.iter().filter(|(_, (group, _))| view.freeze.of_queue(&group.queue).is_some());
+    let groups: Vec<u32> = frozen.map(|(code, _)| *code).collect();
+    for executor in &view.executors {
+        let id = &executor.record.id;
+        match queue::recall(&shared.space, id, &view.freeze, &groups).await {
+            Ok(offers) => {
+                let rows: Vec<_> = offers.iter().map(|offer| (offer.id, offer.grant)).collect();
+                metric::handles().handed_back.add("frozen", rows.len() as u64);
+                let cause = format!("frozen: recalled from the inbox of {id}, never started");
+                hand_back(&shared.space, &shared.settings.id, &cause, rows).await;
+            }
+            Err(error) => tracing::warn!(executor = %id, %error, "could not recall what is frozen"),
+        }
+    }
 }
 
 /// What still lay in a lost executor's inbox goes back to its lanes. Several pods may try; each offer is taken once.
@@ -103,7 +134,9 @@ async fn hand_back_inbox(shared: &Shared, executor: &str) {
             hand_back(&shared.space, &shared.settings.id, &cause, rows).await;
             metric::handles().handed_back.add("lost", offers.len() as u64);
         }
-        Err(error) => tracing::warn!(executor, %error, "could not hand back the inbox of a lost executor; its tasks come back by their dispatch time-out"),
+        Err(error) => {
+            tracing::warn!(executor, %error, "could not hand back the inbox of a lost executor; its tasks come back by their dispatch time-out")
+        }
     }
 }
 

@@ -135,7 +135,8 @@ impl Pod {
     /// Errors of Redis do not end it: its loops back off, say why, and go on.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StoreError> {
         let (publish, view) = watch::channel(Arc::new(View::default()));
-        let dispatcher = Dispatcher::new(self.space.clone(), self.settings.id.clone(), Arc::clone(&self.tally));
+        let dispatcher =
+            Dispatcher::new(self.space.clone(), self.settings.id.clone(), Arc::clone(&self.tally));
         let shared = Arc::new(Shared {
             dispatcher,
             pace: Pace::new(self.settings.gather_max_ms),
@@ -173,7 +174,9 @@ impl Pod {
         match left {
             Ok(left) => left,
             Err(_) => {
-                tracing::warn!("redis did not answer in time while leaving; grants come back by their time-out");
+                tracing::warn!(
+                    "redis did not answer in time while leaving; grants come back by their time-out"
+                );
                 Ok(())
             }
         }
@@ -185,6 +188,7 @@ pub fn instance_id(word: &str) -> String {
     let mut digits = [0; 14];
     crate::model::digits::write(&mut digits, fastrand::u128(..));
     // Readable and without `-` in front, so that it can be typed as an argument.
-    let text: String = digits.iter().map(|b| if matches!(b, b'-' | b'_') { 'x' } else { char::from(*b) }).collect();
+    let text: String =
+        digits.iter().map(|b| if matches!(b, b'-' | b'_') { 'x' } else { char::from(*b) }).collect();
     format!("{word}-{}", text.to_lowercase())
 }

@@ -69,7 +69,13 @@ impl Readiness {
             ready: age.is_some_and(|age| age <= self.limit),
             last_work_age_ms: age.map(whole_ms),
             limit_ms: whole_ms(self.limit),
-            causes: inner.causes.iter().rev().filter(|(at, _)| young(*at)).map(|(_, cause)| cause.to_string()).collect(),
+            causes: inner
+                .causes
+                .iter()
+                .rev()
+                .filter(|(at, _)| young(*at))
+                .map(|(_, cause)| cause.to_string())
+                .collect(),
         }
     }
 }

@@ -136,7 +136,8 @@ impl Loop {
             match due::claim(&self.shared.space, self.bucket, &self.claim).await {
                 Err(error) if error.fate_unknown() && error.is_retryable() && repeats < REPEATS_MAX => {
                     repeats += 1;
-                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..=20 * u64::from(repeats)))).await;
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..=20 * u64::from(repeats))))
+                        .await;
                 }
                 answer => return answer,
             }

@@ -2,6 +2,7 @@
 
 use crate::model::{Labels, LaneGroup};
 use crate::store::member::{ExecutorRecord, PodRecord};
+use crate::store::queue::Freeze;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -53,12 +54,20 @@ pub struct View {
     pub groups: HashMap<u32, (LaneGroup, Class)>,
     /// Executors (places in `executors`) of each class; class 0 has none.
     pub classes: Vec<Vec<usize>>,
+    /// What is frozen.
+    pub freeze: Freeze,
 }
 
 impl View {
     /// Puts a view together.
-    pub fn new(pods: &[PodRecord], executors: Vec<ExecutorRecord>, groups: Vec<(u32, LaneGroup)>) -> Self {
-        let mut names: Vec<String> = pods.iter().filter(|pod| !pod.draining).map(|pod| pod.id.clone()).collect();
+    pub fn new(
+        pods: &[PodRecord],
+        executors: Vec<ExecutorRecord>,
+        groups: Vec<(u32, LaneGroup)>,
+        freeze: Freeze,
+    ) -> Self {
+        let mut names: Vec<String> =
+            pods.iter().filter(|pod| !pod.draining).map(|pod| pod.id.clone()).collect();
         names.sort_unstable();
         names.dedup();
         let mut executors: Vec<Arc<Executor>> =
@@ -68,7 +77,10 @@ impl View {
         let mut known: BTreeMap<Vec<usize>, usize> = BTreeMap::from([(Vec::new(), 0)]);
         let mut by_group = HashMap::with_capacity(groups.len());
         for (code, group) in groups {
-            let serving: Vec<usize> = (0..executors.len()).filter(|at| executors[*at].serves(&group)).collect();
+            // Frozen queues are nobody's: their lanes stand aside until they are thawed.
+            let open = freeze.of_queue(&group.queue).is_none();
+            let serving: Vec<usize> =
+                (0..if open { executors.len() } else { 0 }).filter(|at| executors[*at].serves(&group)).collect();
             let class = *known.entry(serving).or_insert_with_key(|serving| {
                 classes.push(serving.clone());
                 classes.len() - 1
@@ -76,7 +88,7 @@ impl View {
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
-        Self { pods: names, busy_pods, executors, groups: by_group, classes }
+        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze }
     }
 
     /// Executors (places in `executors`) that serve a queue; nothing when its code is not known yet.
@@ -93,16 +105,23 @@ mod tests {
 
     fn executor(id: &str, queues: &[&str], labels: &[&str]) -> ExecutorRecord {
         let text = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
-        ExecutorRecord { id: id.into(), queues: text(queues), labels: text(labels), capacity: 1, ..ExecutorRecord::default() }
+        ExecutorRecord {
+            id: id.into(),
+            queues: text(queues),
+            labels: text(labels),
+            capacity: 1,
+            ..ExecutorRecord::default()
+        }
     }
 
     #[test]
     fn groups_served_by_the_same_executors_share_a_class() {
         let group = |text: &str| LaneGroup::from_text(text).unwrap();
-        let groups = ["a", "b", "a|gpu", "c"].iter().zip(1..).map(|(text, code)| (code, group(text))).collect();
+        let groups =
+            ["a", "b", "a|gpu", "c"].iter().zip(1..).map(|(text, code)| (code, group(text))).collect();
         let draining = ExecutorRecord { draining: true, ..executor("z", &["*"], &[]) };
         let executors = vec![executor("y", &["a", "b"], &[]), executor("x", &["*"], &["gpu"]), draining];
-        let view = View::new(&[], executors, groups);
+        let view = View::new(&[], executors, groups, Freeze::default());
         assert_eq!(view.serving(1), Some(&[0, 1][..]));
         assert_eq!(view.groups[&1].1, view.groups[&2].1);
         assert_eq!(view.serving(3), Some(&[0][..]), "labels count");

@@ -79,7 +79,7 @@ pub enum Damage {
     TimerWithoutTask,
     /// A task with a total time-out that nothing fires.
     TimerMissing,
-    /// A due set, timer or list of keys that the agenda does not name: it would never be looked into.
+    /// A due set, timer, list of keys or lease string that nothing names: it would never be looked into.
     AgendaMissing,
     /// A lane with ripe tasks that is neither in its ring nor set aside: it would never be claimed.
     RingMissing,
@@ -295,7 +295,8 @@ fn suspects(fields: &mut Fields) -> Result<Vec<Suspect>, StoreError> {
     let mut out = Vec::with_capacity(fields.left() / 5);
     while fields.left() > 0 {
         let kind = fields.bytes("kind")?;
-        let kind = Damage::from_name(&kind).ok_or_else(|| fields.bad(format!("unknown kind {}", text(&kind))))?;
+        let kind =
+            Damage::from_name(&kind).ok_or_else(|| fields.bad(format!("unknown kind {}", text(&kind))))?;
         out.push(Suspect {
             kind,
             id: text(&fields.bytes("id")?),
@@ -319,7 +320,14 @@ impl Audit<'_> {
         }
     }
 
-    fn report(&mut self, kind: Damage, bucket: Option<Bucket>, id: &str, key: Option<String>, detail: String) {
+    fn report(
+        &mut self,
+        kind: Damage,
+        bucket: Option<Bucket>,
+        id: &str,
+        key: Option<String>,
+        detail: String,
+    ) {
         let name = (kind, id.to_owned(), key.clone().unwrap_or_default());
         if self.known.contains(&name) {
             return;
@@ -333,7 +341,13 @@ impl Audit<'_> {
         }
         if self.report.violations.len() < self.options.list_max {
             let id = Some(id).filter(|id| !id.is_empty()).map(str::to_owned);
-            self.report.violations.push(Violation { kind, bucket: bucket.map(Bucket::number), id, key, detail });
+            self.report.violations.push(Violation {
+                kind,
+                bucket: bucket.map(Bucket::number),
+                id,
+                key,
+                detail,
+            });
         }
     }
 
@@ -348,8 +362,12 @@ impl Audit<'_> {
 
     fn finish(mut self, took_ms: i64) -> CheckReport {
         // A task that stands in the wrong place is not one that stands nowhere.
-        let wrong: HashSet<String> =
-            self.known.iter().filter(|(kind, ..)| *kind == Damage::WrongPlace).map(|(_, id, _)| id.clone()).collect();
+        let wrong: HashSet<String> = self
+            .known
+            .iter()
+            .filter(|(kind, ..)| *kind == Damage::WrongPlace)
+            .map(|(_, id, _)| id.clone())
+            .collect();
         let nowhere = |kind: Damage, id: &str| kind == Damage::SpecWithoutPlace && wrong.contains(id);
         let twice = self.known.iter().filter(|(kind, id, _)| nowhere(*kind, id)).count() as u64;
         self.report.violations.retain(|v| !nowhere(v.kind, v.id.as_deref().unwrap_or("")));
@@ -404,7 +422,13 @@ impl Audit<'_> {
                     by_bucket.entry(bucket.number()).or_default().push((kind, name.to_owned()));
                 }
                 (Some(_), None) => {
-                    self.report(Damage::ForeignKey, bucket, "", Some(text(&key)), "not a name of ours".into());
+                    self.report(
+                        Damage::ForeignKey,
+                        bucket,
+                        "",
+                        Some(text(&key)),
+                        "not a name of ours".into(),
+                    );
                 }
                 (None, _) => {
                     let detail = "its hash tag is that of no bucket".into();
@@ -424,7 +448,8 @@ impl Audit<'_> {
         if let Some(known) = self.tags.get(tag) {
             return *known;
         }
-        let number = tag.get(self.space.namespace().as_str().len() + 1..).and_then(|rest| rest.split_once('.'));
+        let number =
+            tag.get(self.space.namespace().as_str().len() + 1..).and_then(|rest| rest.split_once('.'));
         let bucket = number.and_then(|(number, _)| number.parse().ok()).and_then(Bucket::new);
         let bucket = bucket.filter(|bucket| self.key_of(*bucket, "meta") == format!("{{{tag}}}:meta"));
         // Foreign tags are not remembered without bound.
@@ -439,7 +464,8 @@ impl Audit<'_> {
             self.report(Damage::ForeignKey, None, "", Some(text(key)), "not a name of ours".into());
             return Ok(());
         };
-        let found = self.space.store().command("TYPE", At::Key(key), vec![key.clone()]).await?.text("TYPE")?;
+        let found =
+            self.space.store().command("TYPE", At::Key(key), vec![key.clone()]).await?.text("TYPE")?;
         if found != expected && found != "none" {
             let detail = format!("holds a {found}, expected a {expected}");
             self.report(Damage::WrongType, None, "", Some(text(key)), detail);
@@ -516,7 +542,9 @@ impl Audit<'_> {
                 self.report_in(Damage::WrongType, bucket, "", name, detail);
             } else if !listed {
                 let (damage, id, detail) = match kind {
-                    Kind::Ready => (Damage::RingMissing, "", format!("{size} ripe tasks that nobody would claim")),
+                    Kind::Ready => {
+                        (Damage::RingMissing, "", format!("{size} ripe tasks that nobody would claim"))
+                    }
                     Kind::Letter => {
                         let id = name.strip_prefix("dead:").unwrap_or("");
                         (Damage::LetterWithoutDead, id, "the task is not among the dead letters".into())
@@ -562,7 +590,8 @@ impl Audit<'_> {
 
     /// Judges suspects again, and reports those that are found guilty of the same.
     async fn verify(&mut self, bucket: Bucket, suspects_: &[Suspect]) -> Result<(), StoreError> {
-        let (nameless, named): (Vec<&Suspect>, Vec<&Suspect>) = suspects_.iter().partition(|s| s.id.is_empty());
+        let (nameless, named): (Vec<&Suspect>, Vec<&Suspect>) =
+            suspects_.iter().partition(|s| s.id.is_empty());
         for suspect in nameless {
             self.report_in(suspect.kind, bucket, "", &suspect.key, suspect.detail.clone());
         }
@@ -579,7 +608,8 @@ impl Audit<'_> {
             let done = usize::try_from(fields.int("tasks")?).unwrap_or(0).max(1);
             let guilty = suspects(&mut fields)?;
             for suspect in &named[at..named.len().min(at + done)] {
-                let same = |s: &&Suspect| s.kind == suspect.kind && s.id == suspect.id && s.key == suspect.key;
+                let same =
+                    |s: &&Suspect| s.kind == suspect.kind && s.id == suspect.id && s.key == suspect.key;
                 if let Some(again) = guilty.iter().find(same) {
                     self.report_in(again.kind, bucket, &again.id, &again.key, again.detail.clone());
                 }
@@ -616,7 +646,11 @@ impl Audit<'_> {
         }
     }
 
-    async fn lease_window(&mut self, bucket: Bucket, window: &mut HashMap<Bytes, i64>) -> Result<(), StoreError> {
+    async fn lease_window(
+        &mut self,
+        bucket: Bucket,
+        window: &mut HashMap<Bytes, i64>,
+    ) -> Result<(), StoreError> {
         let store = self.space.store().clone();
         let seconds: BTreeSet<i64> = window.values().copied().collect();
         for second in seconds {
@@ -735,7 +769,9 @@ impl Law {
         }
         compare("running", self.running, "grants");
         compare("dead", self.dead, "dead letters");
-        out.extend(self.counts.iter().filter(|(_, value)| **value < 0).map(|(name, v)| format!("{name} is {v}")));
+        out.extend(
+            self.counts.iter().filter(|(_, value)| **value < 0).map(|(name, v)| format!("{name} is {v}")),
+        );
         out
     }
 }
@@ -765,7 +801,8 @@ impl Store {
         let told = self.send(node, request, left, false).await.map_err(|fault| self.error("SCAN", fault))?;
         let mut fields = told.fields("SCAN")?;
         let cursor = fields.bytes("cursor")?;
-        let keys = fields.array("keys")?.into_iter().map(|key| key.bytes("SCAN")).collect::<Result<_, _>>()?;
+        let keys =
+            fields.array("keys")?.into_iter().map(|key| key.bytes("SCAN")).collect::<Result<_, _>>()?;
         Ok((cursor, keys))
     }
 }
@@ -786,7 +823,13 @@ mod tests {
     fn the_law_says_what_is_broken() {
         let counts = |list: &[(&str, i64)]| list.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
         let law = Law {
-            counts: counts(&[("submitted", 6), ("pending", 3), ("ready", 1), ("running", 2), ("succeeded", 1)]),
+            counts: counts(&[
+                ("submitted", 6),
+                ("pending", 3),
+                ("ready", 1),
+                ("running", 2),
+                ("succeeded", 1),
+            ]),
             due: 2,
             ready: Some(1),
             running: 2,

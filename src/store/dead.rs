@@ -1,10 +1,10 @@
 //! Dead letters: `lua/dead/`.
 
+use super::StoreError;
 use super::intake::clip;
 use super::read::{Attempt, read_attempts, read_place};
 use super::script;
 use super::space::Space;
-use super::StoreError;
 use crate::model::{Bucket, LaneCode, TaskId, UnixMs};
 
 /// A dead letter.
@@ -26,7 +26,12 @@ pub struct DeadLetter {
 pub const PAGE_MAX: usize = 200;
 
 /// A page of a bucket's dead letters, oldest first, that died at `from` or later; `skip` of them are left out.
-pub async fn page(space: &Space, bucket: Bucket, from: UnixMs, skip: usize) -> Result<Vec<DeadLetter>, StoreError> {
+pub async fn page(
+    space: &Space,
+    bucket: Bucket,
+    from: UnixMs,
+    skip: usize,
+) -> Result<Vec<DeadLetter>, StoreError> {
     let mut args = space.args(4, 64);
     args.number(from.0).number(skip).number(PAGE_MAX);
     let mut fields = space.call(&script::DEAD, space.guard(bucket), args).await?.ok()?;
@@ -83,7 +88,12 @@ pub async fn redrive(
 }
 
 /// Removes dead letters of one bucket; answers which of them there were. At most a batch.
-pub async fn delete(space: &Space, bucket: Bucket, who: &str, ids: &[TaskId]) -> Result<Vec<bool>, StoreError> {
+pub async fn delete(
+    space: &Space,
+    bucket: Bucket,
+    who: &str,
+    ids: &[TaskId],
+) -> Result<Vec<bool>, StoreError> {
     let mut args = space.args(2 + ids.len(), 64 + ids.len() * TaskId::LEN);
     args.bytes(clip(who, 99));
     for id in ids {

@@ -5,7 +5,7 @@ use super::script;
 use super::space::Space;
 use super::StoreError;
 use crate::limits;
-use crate::model::{Bucket, Grant, LaneCode, Nonce, TaskId, UnixMs, digits};
+use crate::model::{Bucket, Grant, LaneCode, Nonce, Spec, TaskId, UnixMs, digits};
 use bytes::Bytes;
 
 /// How much of one queue (with its labels) may be claimed now.
@@ -161,6 +161,7 @@ pub struct Claimed {
 }
 
 const HEAD_LEN: usize = 53;
+const SHORT_HEAD_LEN: usize = 20;
 
 /// Claims what is due in a bucket, taking or renewing the pod's permit for it.
 ///
@@ -208,7 +209,7 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     while fields.left() > 0 {
         let head = fields.bytes("a grant")?;
         let spec = fields.bytes("a spec")?;
-        tasks.push(read_head(&head, spec).ok_or_else(|| fields.bad("a grant has the wrong form"))?);
+        tasks.push(read_head(&head, spec, claim.nonce).ok_or_else(|| fields.bad("a grant has the wrong form"))?);
     }
     Ok(ClaimAnswer::Held(Claimed {
         now,
@@ -220,7 +221,14 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     }))
 }
 
-fn read_head(head: &[u8], spec: Bytes) -> Option<Granted> {
+fn read_head(head: &[u8], spec: Bytes, nonce: Nonce) -> Option<Granted> {
+    if head.len() == SHORT_HEAD_LEN {
+        // Granted for the first time, and at home: the rest follows from id, spec and call.
+        let id = TaskId::from_bytes(&head[..16])?;
+        let lane = LaneCode::from_bytes(&head[16..])?;
+        let due = Spec::peek_due(&spec, id.home().start())?;
+        return Some(Granted { id, grant: Grant::new(1, nonce), lane, due, failures: 0, spec });
+    }
     if head.len() != HEAD_LEN {
         return None;
     }

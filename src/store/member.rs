@@ -72,6 +72,8 @@ pub struct PodRecord {
     pub draining: bool,
     /// Whether it has claimed tasks since its last report.
     pub busy: bool,
+    /// The last change of what is frozen that it follows.
+    pub freeze_epoch: u64,
 }
 
 fn registry(space: &Space, room: &str) -> Guard {
@@ -168,7 +170,7 @@ pub async fn drain_inbox(space: &Space, id: &str) -> Result<Vec<Offer>, StoreErr
     }
 }
 
-fn inbox_guard(space: &Space, executor: &str) -> Guard {
+pub(super) fn inbox_guard(space: &Space, executor: &str) -> Guard {
     Guard::room(space.namespace(), &format!("x:{executor}"))
 }
 
@@ -259,9 +261,9 @@ pub async fn offer(
     normal: &[Bytes],
     want: u32,
 ) -> Result<OfferAnswer, StoreError> {
-    let mut args = space.args(6 + urgent.len() + normal.len(), 128);
+    let mut args = space.args(7 + urgent.len() + normal.len(), 128);
     args.bytes(clip(pod, 32)).number(want).number(RESERVATION_MS).number(limits::INBOX_MAX_BYTES);
-    args.number(urgent.len());
+    args.number(urgent.len()).number(urgent.iter().chain(normal).map(Bytes::len).sum::<usize>());
     for offer in urgent.iter().chain(normal) {
         args.shared(offer.clone());
     }
@@ -318,10 +320,14 @@ pub async fn take(space: &Space, executor: &str, ask: Take) -> Result<Taken, Sto
     for _ in 0..count {
         hungry.push(fields.text("pod")?);
     }
-    let mut offers = Vec::with_capacity(fields.left());
-    while fields.left() > 0 {
-        let bytes = fields.bytes("offer")?;
-        offers.push(Offer::decode(&bytes).ok_or_else(|| fields.bad("an offer has the wrong form"))?);
+    let mut offers = Vec::new();
+    for kind in ["urgent offers", "other offers"] {
+        let mut popped = fields.fields(kind)?;
+        offers.reserve(popped.left());
+        while popped.left() > 0 {
+            let bytes = popped.bytes("offer")?;
+            offers.push(Offer::decode(&bytes).ok_or_else(|| popped.bad("an offer has the wrong form"))?);
+        }
     }
     Ok(Taken { now_us, offers, waiting, hungry })
 }

@@ -128,7 +128,8 @@ pub async fn get(space: &Space, id: TaskId) -> Result<Option<Found>, StoreError>
     let letter = fields.bytes("letter")?;
     let mut part = |name| Ok::<_, StoreError>(Some(fields.bytes(name)?).filter(|bytes| !bytes.is_empty()));
     let (spec, place, run) = (part("spec")?, part("place")?, part("run")?);
-    let (tries, reason, died, attempts) = (part("tries")?, part("reason")?, part("died at")?, part("attempts")?);
+    let (tries, reason, died, attempts) =
+        (part("tries")?, part("reason")?, part("died at")?, part("attempts")?);
     let held = fields.int("held")? == 1;
     if &letter[..] == b"?" {
         return Ok(None);

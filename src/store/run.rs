@@ -6,6 +6,7 @@ use super::space::Space;
 use super::StoreError;
 use crate::limits;
 use crate::model::{Bucket, Grant, State, TaskId, UnixMs, digits};
+use std::collections::{BTreeMap, HashSet};
 
 /// A task that starts or is still held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +128,26 @@ pub enum Outcome {
     Skipped,
 }
 
+impl Outcome {
+    fn letter(&self) -> &'static [u8; 1] {
+        match self {
+            Self::Succeeded => b"S",
+            Self::Cancelled => b"C",
+            Self::Skipped => b"K",
+            Self::Failed { .. } => b"F",
+            Self::Fatal { .. } => b"D",
+            Self::RetryAfter { .. } => b"A",
+        }
+    }
+
+    fn error(&self) -> &str {
+        match self {
+            Self::Succeeded | Self::Cancelled | Self::Skipped => "",
+            Self::Failed { error } | Self::Fatal { error } | Self::RetryAfter { error, .. } => error,
+        }
+    }
+}
+
 /// One outcome to be accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AckRow {
@@ -196,29 +217,66 @@ pub async fn ack(
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    let mut args = space.args(3 + rows.len(), 64 + rows.len() * 52);
+    // By home minute: each has a hash of its own, and its ids go to it in one stretch. Within it by grant: the tasks of
+    // one claim share theirs, so it is sent once. Equal rows keep their order.
+    let run_of = |row: &AckRow| (row.id.home(), row.grant);
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by_key(|at| (run_of(&rows[*at]), rows[*at].id));
+    let places = order.clone();
+    let order: Vec<&AckRow> = order.into_iter().map(|at| &rows[at]).collect();
+    let mut ids = HashSet::with_capacity(rows.len());
+    let distinct = rows.iter().all(|row| ids.insert(row.id));
+    let plain = distinct && rows.iter().all(|row| row.outcome == Outcome::Succeeded);
+    let mut lags = BTreeMap::new();
+    let mut worst = -1;
+    let clipped = |ms: i64| ms.clamp(0, (1 << 30) - 1);
+    let mut args = space.args(64 + rows.len() * 3, 256 + rows.len() * 128);
     args.bytes(clip(executor, 32)).bytes(if again { b"1" } else { b"" }).number(fastrand::f64());
-    for row in rows {
-        let (mut lag, mut took, mut bin) = ([0; 5], [0; 5], *b"zz");
-        digits::write(&mut lag, row.lag_ms.clamp(0, (1 << 30) - 1) as u128);
-        digits::write(&mut took, row.took_ms.clamp(0, (1 << 30) - 1) as u128);
+    args.number(rows.len()).bytes(if plain { b"1" } else { b"" });
+    for row in &order {
+        let (mut lag, mut took) = ([0; 5], [0; 5]);
+        digits::write(&mut lag, clipped(row.lag_ms) as u128);
+        digits::write(&mut took, clipped(row.took_ms) as u128);
+        args.raw(row.id.as_bytes()).raw(row.grant.as_bytes()).raw(row.outcome.letter()).raw(&lag).raw(&took);
+    }
+    args.cut();
+    for row in &order {
+        args.raw(row.id.as_bytes()).raw(row.outcome.letter()).raw(&row.grant.as_bytes()[..8]);
+    }
+    args.cut();
+    for row in &order {
+        let mut bin = *b"zz";
         if row.lag_ms >= 0 {
             digits::write(&mut bin, u128::from(lag_bin(row.lag_ms)));
+            *lags.entry(bin).or_insert(0) += 1;
+            worst = worst.max(clipped(row.lag_ms));
         }
-        let (letter, text) = match &row.outcome {
-            Outcome::Succeeded => (b"S", ""),
-            Outcome::Cancelled => (b"C", ""),
-            Outcome::Skipped => (b"K", ""),
-            Outcome::Failed { error } => (b"F", error.as_str()),
-            Outcome::Fatal { error } => (b"D", error.as_str()),
-            Outcome::RetryAfter { error, .. } => (b"A", error.as_str()),
-        };
-        args.raw(row.id.as_bytes()).raw(row.grant.as_bytes()).raw(letter).raw(&lag).raw(&took).raw(&bin);
+        args.raw(&bin);
+    }
+    args.cut();
+    let runs = || order.chunk_by(|a, b| run_of(a) == run_of(b));
+    args.number(runs().count()).number(if worst < 0 { 0 } else { lags.len() + 1 });
+    for run in runs() {
+        args.number(run[0].id.home()).bytes(run[0].grant.as_bytes()).number(run.len());
+    }
+    for (bin, count) in &lags {
+        args.bytes(bin).number(count);
+    }
+    if worst >= 0 {
+        let mut lag = [0; 5];
+        digits::write(&mut lag, worst as u128);
+        args.bytes(b"max").bytes(&lag);
+    }
+    for row in &order {
+        args.bytes(row.id.as_bytes());
+    }
+    for row in order.iter().filter(|_| !plain) {
         if let Outcome::RetryAfter { ms, counted, .. } = &row.outcome {
             let ms = (*ms).clamp(0, limits::BACKOFF_MAX_MS);
             args.part(format_args!("{ms:013}{}", u8::from(*counted)));
         }
         // The end of an error says more than its beginning.
+        let text = row.outcome.error();
         let cut = text.len().saturating_sub(limits::ERROR_TAIL_MAX_BYTES);
         args.raw(&text.as_bytes()[text.ceil_char_boundary(cut)..]).cut();
     }
@@ -227,9 +285,9 @@ pub async fn ack(
     if letters.len() != rows.len() {
         return Err(fields.bad("not one letter a row"));
     }
-    let mut out = Vec::with_capacity(rows.len());
+    let mut answers = Vec::with_capacity(rows.len());
     for letter in letters.iter() {
-        out.push(match letter {
+        answers.push(match letter {
             b'S' => AckAnswer::Succeeded,
             b'C' => AckAnswer::Cancelled,
             b'K' => AckAnswer::Skipped,
@@ -239,6 +297,11 @@ pub async fn ack(
             b'Z' => AckAnswer::Stale,
             other => return Err(fields.bad(format!("unknown letter {other}"))),
         });
+    }
+    // Back into the caller's order.
+    let mut out = vec![AckAnswer::Stale; rows.len()];
+    for (place, answer) in places.into_iter().zip(answers) {
+        out[place] = answer;
     }
     debug_assert!(out.iter().all(|a| !matches!(a, AckAnswer::Succeeded) || State::Running.may_become(State::Succeeded)));
     Ok(out)

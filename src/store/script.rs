@@ -48,25 +48,27 @@ macro_rules! scripts {
 }
 
 scripts! {
-    SUBMIT = "intake.submit" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/place"] "intake/submit";
+    SUBMIT = "intake.submit" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/place" "lib/wake"] "intake/submit";
     CANCEL = "intake.cancel" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/pending"] "intake/cancel";
-    RESCHEDULE = "intake.reschedule" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending"] "intake/reschedule";
-    REPRIORITIZE = "intake.reprioritize" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending"] "intake/reprioritize";
+    RESCHEDULE = "intake.reschedule" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending" "lib/wake"] "intake/reschedule";
+    REPRIORITIZE = "intake.reprioritize" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending" "lib/wake"] "intake/reprioritize";
     CLAIM = "due.claim" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/claim";
-    RELEASE = "due.release" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/release";
+    RELEASE = "due.release" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/wake"] "due/release";
     YIELD = "due.yield" "allow-oom" [] "due/yield";
     START = "run.start" "allow-oom" ["lib/need" "lib/event" "lib/run" "lib/hold"] "run/start";
     RENEW = "run.renew" "allow-oom" ["lib/need" "lib/run" "lib/hold"] "run/renew";
     OFFERED = "run.offer" "allow-oom" ["lib/need" "lib/event" "lib/run" "lib/hold"] "run/offer";
-    ACK = "run.ack" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "run/ack";
-    REDRIVE = "dead.redrive" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/pending"] "dead/redrive";
+    ACK = "run.ack" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/wake"] "run/ack";
+    REDRIVE = "dead.redrive" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
     DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
+    FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
     LANE = "queue.lane" "" [] "queue/lane";
     SPREAD = "queue.spread" "" [] "queue/spread";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
     LEAVE = "member.leave" "allow-oom" [] "member/leave";
     INBOX = "member.inbox" "allow-oom" ["lib/room"] "member/inbox";
     OFFER = "member.offer" "allow-oom" ["lib/room"] "member/offer";
+    RECALL = "member.recall" "allow-oom" ["lib/digit" "lib/spec" "lib/room"] "member/recall";
     TAKE = "member.take" "allow-oom" ["lib/room"] "member/take";
     GET = "read.get" "no-writes" ["lib/recent" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
     DEAD = "read.dead" "no-writes" [] "read/dead";

@@ -193,19 +193,23 @@ impl Space {
         Ok(group)
     }
 
-    /// All groups of the namespace.
+    /// All groups of the namespace. They are fetched only when there are more than are known: codes never change.
     pub async fn groups(&self) -> Result<Vec<(u32, LaneGroup)>, StoreError> {
         let key = Guard::room(self.namespace(), "lanes").key("by_code");
-        let all = self.store().command("HGETALL", super::At::Key(&key), vec![key.clone()]).await?;
-        let mut out = Vec::new();
-        for (code, text) in all.pairs("HGETALL")? {
-            let code = Reply::Bytes(code).int("HGETALL")?;
-            let text = text.text("HGETALL")?;
-            if let (Ok(code), Ok(group)) = (u32::try_from(code), LaneGroup::from_text(&text)) {
-                self.learn(group.clone(), code);
-                out.push((code, group));
+        let at = super::At::Key(&key);
+        let count = self.store().command("HLEN", at, vec![key.clone()]).await?.int("HLEN")?;
+        if usize::try_from(count).unwrap_or(0) != self.inner.groups.read().names.len() {
+            let all = self.store().command("HGETALL", at, vec![key.clone()]).await?;
+            for (code, text) in all.pairs("HGETALL")? {
+                let code = Reply::Bytes(code).int("HGETALL")?;
+                let text = text.text("HGETALL")?;
+                if let (Ok(code), Ok(group)) = (u32::try_from(code), LaneGroup::from_text(&text)) {
+                    self.learn(group, code);
+                }
             }
         }
+        let groups = self.inner.groups.read();
+        let mut out: Vec<_> = groups.names.iter().map(|(code, group)| (*code, group.clone())).collect();
         out.sort_unstable_by_key(|(code, _)| *code);
         Ok(out)
     }

@@ -1,8 +1,10 @@
 //! Tasks, rows and claims for tests, short to write.
 
 use crate::model::lane::Tier;
-use crate::model::{Bucket, LaneCode, LaneGroup, Namespace, Priority, QueueName, Retry, Spec, TaskId, UnixMs};
 use crate::model::spec::Extras;
+use crate::model::{
+    Bucket, LaneCode, LaneGroup, Namespace, Priority, QueueName, Retry, Spec, TaskId, UnixMs,
+};
 use crate::store::due::{self, Claim, ClaimAnswer, Claimed, Granted};
 use crate::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
 use crate::store::run::{self, AckAnswer, AckRow, Outcome};

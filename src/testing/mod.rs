@@ -1,6 +1,6 @@
 //! What tests and benches stand on: real servers, fresh namespaces, and a network that fails on demand.
 
 pub mod bed;
-pub mod fixtures;
 pub mod fault;
+pub mod fixtures;
 pub mod snapshot;

@@ -66,12 +66,15 @@ async fn world(size: i64) -> World {
         rows.push(row(spec(if n % 5 == 0 { urgent } else { normal }, T0 + HOUR + n * 977)));
     }
     let pending: Vec<TaskId> = rows.iter().map(|row| row.id).collect();
-    let timed = row(minutehand::model::Spec { deadline: Some(UnixMs(T0 + 3 * HOUR)), ..spec(normal, T0 + 2 * HOUR) });
+    let timed =
+        row(minutehand::model::Spec { deadline: Some(UnixMs(T0 + 3 * HOUR)), ..spec(normal, T0 + 2 * HOUR) });
     let key = |text: &'static str| Some(Key::new(text, HOUR).unwrap());
     let keyed = row(minutehand::model::Spec { key: key("k-live"), ..spec(normal, T0 + 2 * HOUR) });
     let done_keyed = row(minutehand::model::Spec { key: key("k-done"), ..spec(normal, T0 - 7_000) });
-    let expiring = row(minutehand::model::Spec { deadline: Some(UnixMs(T0 + 10)), ..spec(normal, T0 + HOUR) });
-    let skipped = row(minutehand::model::Spec { start_before: Some(UnixMs(T0 - 1)), ..spec(normal, T0 - 6_000) });
+    let expiring =
+        row(minutehand::model::Spec { deadline: Some(UnixMs(T0 + 10)), ..spec(normal, T0 + HOUR) });
+    let skipped =
+        row(minutehand::model::Spec { start_before: Some(UnixMs(T0 - 1)), ..spec(normal, T0 - 6_000) });
     let cancelled = row(spec(normal, T0 + HOUR));
     rows.extend([timed.clone(), keyed.clone(), done_keyed.clone(), expiring, skipped, cancelled.clone()]);
     for piece in rows.chunks(1_000) {
@@ -112,7 +115,8 @@ async fn world(size: i64) -> World {
         task(&space, "nobody", T0 - 2_000 + n).await;
     }
     let nobody = lane(&space, "nobody", Priority::P3).await;
-    let two = Claim { limit: 2, normal_limit: 2, quotas: vec![(nobody.group(), Quota::Closed)], ..claim_all("p1") };
+    let two =
+        Claim { limit: 2, normal_limit: 2, quotas: vec![(nobody.group(), Quota::Closed)], ..claim_all("p1") };
     assert_eq!(claim(&space, &two).await.tasks.len(), 2);
     let ripe = task(&space, "push", T0 - 1_000).await;
     let one = Claim { limit: 1, normal_limit: 1, quotas: two.quotas.clone(), ..claim_all("p1") };
@@ -120,7 +124,10 @@ async fn world(size: i64) -> World {
 
     let counts = read::counts(&space, bucket()).await.unwrap();
     let count = |name| counts.count(name);
-    assert_eq!(["succeeded", "dead", "deleted", "cancelled", "expired", "skipped"].map(count), [2, 1, 1, 1, 1, 1]);
+    assert_eq!(
+        ["succeeded", "dead", "deleted", "cancelled", "expired", "skipped"].map(count),
+        [2, 1, 1, 1, 1, 1]
+    );
     assert_eq!((count("running"), count("ready"), count("pending")), (6, 8, size + 2 + 1 + 8));
     assert_eq!(counts.parked, [(nobody, 5)]);
     // Two died in the same millisecond; which of them went is not said.
@@ -137,7 +144,9 @@ async fn a_namespace_with_tasks_in_every_state_is_sound() {
     let progress = |p: minutehand::store::check::CheckProgress| {
         told.fetch_max(p.tasks, Ordering::Relaxed);
     };
-    let report = check(&world.space, CheckOptions { progress: Some(&progress), ..CheckOptions::default() }).await.unwrap();
+    let report = check(&world.space, CheckOptions { progress: Some(&progress), ..CheckOptions::default() })
+        .await
+        .unwrap();
     assert!(report.ok, "{report:#?}");
     assert_eq!((report.violations.len(), report.buckets, report.busy.len()), (0, 1, 0));
     // 4,000 and two far ahead, one to be retried, one dead, six running, eight ripe.
@@ -166,14 +175,19 @@ macro_rules! planted {
 
 type Found = minutehand::store::check::Violation;
 
-planted!(a_due_task_without_a_spec, DueWithoutSpec, |world| {
-    let id = world.pending[0];
-    world.run("HDEL", &World::task_key(id), &[id.as_bytes()]).await;
-}, |world: &World, found: &Found| {
-    let id = world.pending[0];
-    assert_eq!((found.bucket, found.id.as_deref()), (Some(0), Some(id.as_str())));
-    assert_eq!(found.key.as_deref().unwrap().as_bytes(), world.key(&format!("due:{}u", id.home())));
-});
+planted!(
+    a_due_task_without_a_spec,
+    DueWithoutSpec,
+    |world| {
+        let id = world.pending[0];
+        world.run("HDEL", &World::task_key(id), &[id.as_bytes()]).await;
+    },
+    |world: &World, found: &Found| {
+        let id = world.pending[0];
+        assert_eq!((found.bucket, found.id.as_deref()), (Some(0), Some(id.as_str())));
+        assert_eq!(found.key.as_deref().unwrap().as_bytes(), world.key(&format!("due:{}u", id.home())));
+    }
+);
 
 planted!(a_ripe_task_without_a_spec, DueWithoutSpec, |world| {
     world.run("HDEL", &World::task_key(world.ripe), &[world.ripe.as_bytes()]).await;
@@ -195,24 +209,36 @@ planted!(a_reason_without_its_dead_letter, LetterWithoutDead, |world| {
     world.run("HSET", &format!("dead:{}", world.running), &[b"reason", b"x"]).await;
 });
 
-planted!(a_task_that_is_nowhere, SpecWithoutPlace, |world| {
-    let id = world.pending[1];
-    let member = [&id.as_bytes()[..], world.ripe_lane.as_bytes()].concat();
-    let gone = world.run("ZREM", &format!("due:{}", id.home()), &[&member]).await;
-    assert_eq!(gone, Reply::Int(1));
-}, |world: &World, found: &Found| assert_eq!(found.id.as_deref(), Some(world.pending[1].as_str())));
+planted!(
+    a_task_that_is_nowhere,
+    SpecWithoutPlace,
+    |world| {
+        let id = world.pending[1];
+        let member = [&id.as_bytes()[..], world.ripe_lane.as_bytes()].concat();
+        let gone = world.run("ZREM", &format!("due:{}", id.home()), &[&member]).await;
+        assert_eq!(gone, Reply::Int(1));
+    },
+    |world: &World, found: &Found| assert_eq!(found.id.as_deref(), Some(world.pending[1].as_str()))
+);
 
 planted!(a_grant_that_is_gone, SpecWithoutPlace, |world| {
     world.run("HDEL", "run", &[world.running.as_bytes()]).await;
 });
 
-planted!(a_running_task_that_is_also_due, TwoPlaces, |world| {
-    let id = world.running;
-    let member = [&id.as_bytes()[..], world.ripe_lane.as_bytes()].concat();
-    let name = format!("due:{}", id.home());
-    world.run("ZADD", &name, &[(T0 - 4_000).to_string().as_bytes(), &member]).await;
-    world.run("ZADD", "agenda", &[id.home().to_string().as_bytes(), id.home().to_string().as_bytes()]).await;
-}, |world: &World, found: &Found| assert_eq!(found.id.as_deref(), Some(world.running.as_str())));
+planted!(
+    a_running_task_that_is_also_due,
+    TwoPlaces,
+    |world| {
+        let id = world.running;
+        let member = [&id.as_bytes()[..], world.ripe_lane.as_bytes()].concat();
+        let name = format!("due:{}", id.home());
+        world.run("ZADD", &name, &[(T0 - 4_000).to_string().as_bytes(), &member]).await;
+        world
+            .run("ZADD", "agenda", &[id.home().to_string().as_bytes(), id.home().to_string().as_bytes()])
+            .await;
+    },
+    |world: &World, found: &Found| assert_eq!(found.id.as_deref(), Some(world.running.as_str()))
+);
 
 planted!(a_task_that_is_due_twice, TwoPlaces, |world| {
     let id = world.pending[1];
@@ -233,35 +259,54 @@ planted!(a_task_in_the_wrong_minute, WrongPlace, |world| {
     world.run("ZADD", "agenda", &[minute.as_bytes(), minute.as_bytes()]).await;
 });
 
-planted!(a_grant_that_no_lease_string_names, RunWithoutLease, |world| {
-    let second = (T0 + 10 + 60_000) / 1_000 + 1;
-    assert_eq!(world.run("UNLINK", &format!("lease:{second}"), &[]).await, Reply::Int(1));
-}, |world: &World, found: &Found| assert_eq!(found.id.as_deref(), Some(world.running.as_str())));
+planted!(
+    a_grant_that_no_lease_string_names,
+    RunWithoutLease,
+    |world| {
+        let second = (T0 + 10 + 60_000) / 1_000 + 1;
+        assert_eq!(world.run("UNLINK", &format!("lease:{second}"), &[]).await, Reply::Int(1));
+    },
+    |world: &World, found: &Found| assert_eq!(found.id.as_deref(), Some(world.running.as_str()))
+);
 
 planted!(a_counter_that_was_raised, CountersOff, |world| {
     world.run("HINCRBY", "counts", &[b"submitted", b"1"]).await;
 });
 
-planted!(a_counter_that_differs_from_its_place, CountersOff, |world| {
-    world.run("HINCRBY", "counts", &[b"ready", b"-1"]).await;
-}, |_: &World, found: &Found| assert_eq!(found.detail, "ready counts 7, lanes hold 8"));
+planted!(
+    a_counter_that_differs_from_its_place,
+    CountersOff,
+    |world| {
+        world.run("HINCRBY", "counts", &[b"ready", b"-1"]).await;
+    },
+    |_: &World, found: &Found| assert_eq!(found.detail, "ready counts 7, lanes hold 8")
+);
 
 planted!(a_key_that_names_no_task, OrphanKey, |world| {
-    world.run("HSET", "keys:3", &[b"k-orphan", format!("{}L", world.dead).replace('-', "z").as_bytes()]).await;
+    world
+        .run("HSET", "keys:3", &[b"k-orphan", format!("{}L", world.dead).replace('-', "z").as_bytes()])
+        .await;
 });
 
 planted!(a_key_that_names_another_task, OrphanKey, |world| {
     world.run("HSET", "keys:3", &[b"k-orphan", format!("{}L", world.running).as_bytes()]).await;
 });
 
-planted!(a_task_whose_key_is_free, KeyMissing, |world| {
-    let shard = Key::shard(b"k-live");
-    world.run("HDEL", &format!("keys:{shard}"), &[b"k-live"]).await;
-}, |world: &World, found: &Found| assert_eq!(found.id.as_deref(), Some(world.keyed.as_str())));
+planted!(
+    a_task_whose_key_is_free,
+    KeyMissing,
+    |world| {
+        let shard = Key::shard(b"k-live");
+        world.run("HDEL", &format!("keys:{shard}"), &[b"k-live"]).await;
+    },
+    |world: &World, found: &Found| assert_eq!(found.id.as_deref(), Some(world.keyed.as_str()))
+);
 
 planted!(a_spec_of_another_version, SpecUnreadable, |world| {
     let id = world.pending[2];
-    world.run("HSET", &World::task_key(id), &[id.as_bytes(), b"\x09not a spec at all, but long enough"]).await;
+    world
+        .run("HSET", &World::task_key(id), &[id.as_bytes(), b"\x09not a spec at all, but long enough"])
+        .await;
 });
 
 planted!(a_spec_cut_short, SpecUnreadable, |world| {
@@ -283,12 +328,20 @@ planted!(attempts_of_a_task_that_is_gone, TriesWithoutSpec, |world| {
     world.run("HSET", "tries", &[id.as_bytes(), b"x"]).await;
 });
 
-planted!(a_due_set_that_the_agenda_forgot, AgendaMissing, |world| {
-    let minute = world.timed.home().to_string();
-    assert_eq!(world.run("ZREM", "agenda", &[minute.as_bytes()]).await, Reply::Int(1));
-}, |world: &World, found: &Found| {
-    assert_eq!(found.key.as_deref().unwrap().as_bytes(), world.key(&format!("due:{}", world.timed.home())));
-});
+planted!(
+    a_due_set_that_the_agenda_forgot,
+    AgendaMissing,
+    |world| {
+        let minute = world.timed.home().to_string();
+        assert_eq!(world.run("ZREM", "agenda", &[minute.as_bytes()]).await, Reply::Int(1));
+    },
+    |world: &World, found: &Found| {
+        assert_eq!(
+            found.key.as_deref().unwrap().as_bytes(),
+            world.key(&format!("due:{}", world.timed.home()))
+        );
+    }
+);
 
 planted!(a_timer_that_the_agenda_forgot, AgendaMissing, |world| {
     let minute = (T0 + 3 * HOUR) / 60_000;
@@ -311,13 +364,18 @@ planted!(a_total_time_out_that_nothing_fires, TimerMissing, |world| {
     world.run("ZREM", &format!("timer:{minute}"), &[world.timed.as_bytes()]).await;
 });
 
-planted!(a_foreign_value_in_a_well_known_key, WrongType, |world| {
-    world.run("DEL", "parked", &[]).await;
-    world.run("SET", "parked", &[b"mine"]).await;
-}, |world: &World, found: &Found| {
-    assert_eq!(found.key.as_deref().unwrap().as_bytes(), world.key("parked"));
-    assert_eq!(found.detail, "holds a string, expected a set");
-});
+planted!(
+    a_foreign_value_in_a_well_known_key,
+    WrongType,
+    |world| {
+        world.run("DEL", "parked", &[]).await;
+        world.run("SET", "parked", &[b"mine"]).await;
+    },
+    |world: &World, found: &Found| {
+        assert_eq!(found.key.as_deref().unwrap().as_bytes(), world.key("parked"));
+        assert_eq!(found.detail, "holds a string, expected a set");
+    }
+);
 
 planted!(a_foreign_value_in_a_hash_of_specs, WrongType, |world| {
     let name = World::task_key(world.timed);
@@ -325,9 +383,14 @@ planted!(a_foreign_value_in_a_hash_of_specs, WrongType, |world| {
     world.run("RPUSH", &name, &[b"mine"]).await;
 });
 
-planted!(a_foreign_key_in_a_bucket, ForeignKey, |world| {
-    world.run("SET", "notes", &[b"mine"]).await;
-}, |world: &World, found: &Found| assert_eq!(found.key.as_deref().unwrap().as_bytes(), world.key("notes")));
+planted!(
+    a_foreign_key_in_a_bucket,
+    ForeignKey,
+    |world| {
+        world.run("SET", "notes", &[b"mine"]).await;
+    },
+    |world: &World, found: &Found| assert_eq!(found.key.as_deref().unwrap().as_bytes(), world.key("notes"))
+);
 
 planted!(a_foreign_key_in_a_room, ForeignKey, |world| {
     let namespace = world.space.namespace();
@@ -387,7 +450,8 @@ async fn tasks_in_motion_are_not_damage() {
             let starts: Vec<_> =
                 claimed.iter().map(|t| StartRow { id: t.id, grant: t.grant, lease_ms: 30_000 }).collect();
             run::start(&space, bucket(), "ex", &starts).await.unwrap();
-            let (give, keep): (Vec<_>, Vec<_>) = claimed.into_iter().enumerate().partition(|(n, _)| n % 7 == 0);
+            let (give, keep): (Vec<_>, Vec<_>) =
+                claimed.into_iter().enumerate().partition(|(n, _)| n % 7 == 0);
             let rows: Vec<_> = give.iter().map(|(_, t)| (t.id, t.grant)).collect();
             due::release(&space, bucket(), "p1", "test", &rows).await.unwrap();
             let acks: Vec<_> = keep

@@ -21,7 +21,10 @@ async fn a_task_lives_from_submit_to_ack() {
     space.inject_now(Some(T0 + 5_000));
     let claimed = claim(&space, &claim_all("p1")).await;
     assert_eq!(claimed.tasks.len(), 1);
-    assert_eq!((claimed.tasks[0].id, claimed.tasks[0].due.0, claimed.tasks[0].grant.fence()), (id, T0 + 5_000, 1));
+    assert_eq!(
+        (claimed.tasks[0].id, claimed.tasks[0].due.0, claimed.tasks[0].grant.fence()),
+        (id, T0 + 5_000, 1)
+    );
     assert_eq!(claimed.next_due, None);
     assert_eq!(read::get(&space, id).await.unwrap().unwrap().state, State::Running);
 
@@ -94,7 +97,8 @@ async fn failures_are_tried_again_and_then_die() {
     let found = read::get(&space, id).await.unwrap().unwrap();
     assert_eq!(found.state, State::Dead);
     assert_eq!(found.dead.unwrap().0, "handler_error");
-    let errors: Vec<_> = found.attempts.iter().map(|a| (a.fence, a.error.as_str(), a.executor.as_str())).collect();
+    let errors: Vec<_> =
+        found.attempts.iter().map(|a| (a.fence, a.error.as_str(), a.executor.as_str())).collect();
     assert_eq!(errors, [(1, "boom 0", "ex-1"), (2, "boom 1", "ex-1"), (3, "boom 2", "ex-1")]);
 }
 
@@ -119,7 +123,10 @@ async fn lapsed_grants_come_back_uncounted_unless_started() {
     let third = claim(&space, &claim_all("p1")).await;
     assert_eq!((third.reaped, third.tasks.len()), (1, 0), "a lapse after the start waits for its back-off");
     let found = read::get(&space, id).await.unwrap().unwrap();
-    assert_eq!((found.state, found.place.unwrap().failures, found.place.unwrap().due.0), (State::Pending, 1, T0 + 25_000));
+    assert_eq!(
+        (found.state, found.place.unwrap().failures, found.place.unwrap().due.0),
+        (State::Pending, 1, T0 + 25_000)
+    );
 }
 
 #[tokio::test]
@@ -183,4 +190,73 @@ async fn priorities_share_by_weight_and_closed_queues_stand_aside() {
     assert!(read::get(&space, stuck).await.unwrap().unwrap().held);
     let open = claim(&space, &claim_all("p1")).await;
     assert_eq!(open.tasks.iter().map(|t| t.id).collect::<Vec<_>>(), [stuck]);
+}
+
+#[tokio::test]
+async fn each_outcome_of_a_mixed_ack_stands_where_its_row_does() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    // Two home minutes, two claims, so several stretches; rows are sent in an order that is none of theirs.
+    for n in 0..3 {
+        task(&space, "push", T0 - 60_000 + n).await;
+        task(&space, "push", T0 + n).await;
+    }
+    space.inject_now(Some(T0 + 10));
+    let two = Claim { limit: 2, normal_limit: 2, ..claim_all("p1") };
+    let mut tasks = claim(&space, &two).await.tasks;
+    tasks.extend(claim(&space, &claim_all("p1")).await.tasks);
+    tasks.reverse();
+    let outcomes = [
+        Outcome::Succeeded,
+        Outcome::Failed { error: "boom".into() },
+        Outcome::Succeeded,
+        Outcome::Cancelled,
+        Outcome::RetryAfter { ms: 7_000, counted: false, error: "busy".into() },
+        Outcome::Fatal { error: "no".into() },
+    ];
+    let mut rows: Vec<_> = tasks.iter().zip(outcomes).map(|(task, outcome)| ack_row(task, outcome)).collect();
+    rows.push(ack_row(&tasks[0], Outcome::Succeeded));
+    let wanted = [
+        AckAnswer::Succeeded,
+        AckAnswer::Retrying { due: (T0 + 5_010).into() },
+        AckAnswer::Succeeded,
+        AckAnswer::Cancelled,
+        AckAnswer::Retrying { due: (T0 + 7_010).into() },
+        AckAnswer::Dead,
+        AckAnswer::Stale,
+    ];
+    assert_eq!(run::ack(&space, bucket(), "ex-1", &rows, false).await.unwrap(), wanted);
+    let again = run::ack(&space, bucket(), "ex-1", &rows, true).await.unwrap();
+    assert_eq!(again[0], AckAnswer::Known);
+    let counts = read::counts(&space, bucket()).await.unwrap();
+    let count = |state| counts.count(state);
+    assert_eq!((count("succeeded"), count("cancelled"), count("dead"), count("pending"), count("running")), (2, 1, 1, 2, 0));
+    assert_eq!(counts.lags.count(), 6);
+}
+
+#[tokio::test]
+async fn a_plain_ack_over_minutes_and_claims_clears_all_away() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    for n in 0..40 {
+        task(&space, "push", T0 - n * 20_000).await;
+    }
+    let mut tasks = Vec::new();
+    while tasks.len() < 40 {
+        tasks.extend(claim(&space, &Claim { limit: 7, normal_limit: 7, ..claim_all("p1") }).await.tasks);
+    }
+    let stale = ack_row(&tasks[3], Outcome::Succeeded);
+    assert_eq!(ack_done(&space, &tasks[..5]).await, [AckAnswer::Succeeded; 5]);
+    // One stale row among good ones does not stop those.
+    let mut rows: Vec<_> = tasks[5..].iter().map(|task| ack_row(task, Outcome::Succeeded)).collect();
+    rows.insert(9, stale);
+    let answers = run::ack(&space, bucket(), "ex-1", &rows, false).await.unwrap();
+    assert_eq!(answers.iter().filter(|answer| **answer == AckAnswer::Succeeded).count(), 35);
+    assert_eq!(answers[9], AckAnswer::Stale);
+    let counts = read::counts(&space, bucket()).await.unwrap();
+    assert_eq!((counts.count("succeeded"), counts.count("running"), counts.lags.count()), (40, 0, 40));
+    for key in ["run", "task"] {
+        let found = bed.server().run(&["KEYS", &format!("{{{}*}}:{key}*", bed.namespace())]).unwrap();
+        assert_eq!(found, minutehand::dev::wire::Answer::List(vec![]), "{key}");
+    }
 }

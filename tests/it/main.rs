@@ -6,4 +6,6 @@ mod connect;
 mod dead;
 mod due;
 mod executor;
+mod model;
 mod pod;
+mod queue;

@@ -24,7 +24,13 @@ fn start_pod(space: &Space, id: &str) -> (CancellationToken, tokio::task::JoinHa
 
 /// Takes what is offered to `id` and acks it at once, until `count` tasks are done; answers how often each ran.
 async fn work(space: &Space, id: &str, capacity: u32, count: usize) -> BTreeMap<TaskId, u32> {
-    let record = ExecutorRecord { id: id.into(), queues: vec!["*".into()], slots: capacity, capacity, ..Default::default() };
+    let record = ExecutorRecord {
+        id: id.into(),
+        queues: vec!["*".into()],
+        slots: capacity,
+        capacity,
+        ..Default::default()
+    };
     member::beat_executor(space, &record).await.unwrap();
     let mut wakes = member::inbox_wakes(space, id);
     let mut ran = BTreeMap::new();
@@ -38,7 +44,8 @@ async fn work(space: &Space, id: &str, capacity: u32, count: usize) -> BTreeMap<
         for offer in taken.offers {
             *ran.entry(offer.id).or_default() += 1;
             let lag_ms = (taken.now_us / 1_000 - offer.due.0).max(0);
-            let row = AckRow { id: offer.id, grant: offer.grant, outcome: Outcome::Succeeded, lag_ms, took_ms: 0 };
+            let row =
+                AckRow { id: offer.id, grant: offer.grant, outcome: Outcome::Succeeded, lag_ms, took_ms: 0 };
             rows.entry(offer.id.bucket()).or_default().push(row);
         }
         let idle = rows.is_empty();
@@ -96,7 +103,9 @@ async fn a_task_that_is_due_soon_wakes_a_sleeping_bucket() {
     };
     // Once the first task has run, the pod knows queue and executor, and its buckets sleep until their poll.
     let first = client.submit(push(Due::Now)).await.unwrap();
-    while client.get(first.id).await.unwrap().unwrap().state != State::Succeeded || read_holders(&space).await < 8 {
+    while client.get(first.id).await.unwrap().unwrap().state != State::Succeeded
+        || read_holders(&space).await < 8
+    {
         tokio::task::yield_now().await;
     }
     let (_, before) = client.counts().await.unwrap();

@@ -1,0 +1,42 @@
+-- member/recall: takes offers of frozen queues and plans back out of an executor's inbox.
+-- moves   none (the caller hands them back)
+-- keys    1 {namespace:x:executor}:meta   2 …:never   (the rest derives from the tag)
+-- args    1 now_ms or ""  2 epoch of the freeze  3 "1": all  4 number of groups, groups (4 bytes each), then plans
+-- gives   OK {stamp, offers}
+-- bound   an inbox holds at most its capacity
+-- events  none
+-- memory  allow-oom
+local all, groups, plans = ARGV[3] == '1', {}, {}
+local n = tonumber(ARGV[4])
+for i = 5, 4 + n do groups[ARGV[i]] = true end
+for i = 5 + n, #ARGV do plans[ARGV[i]] = true end
+local some = #ARGV > 4 + n
+-- An offer: version 1, id 16, grant 18, group 4, urgent 1, due 8, attempt 4, not after 8, then the spec.
+local function frozen(o)
+  if all or groups[sub(o, 36, 39)] then return true end
+  return some and plans[spec_options(sub(o, 61)).plan or ''] == true
+end
+local out, bytes = { 'OK', stamp }, 0
+for _, name in ipairs({ 'inbox', 'urgent' }) do
+  local list = P .. name
+  local keep, took = {}, false
+  for _, o in ipairs(call('LRANGE', list, 0, -1)) do
+    if frozen(o) then
+      out[#out + 1] = o
+      took = true
+    else
+      keep[#keep + 1] = o
+      bytes = bytes + #o
+    end
+  end
+  if took then
+    call('DEL', list)
+    for i = 1, #keep, 1000 do
+      call('RPUSH', list, unpack(keep, i, i + 999 < #keep and i + 999 or #keep))
+    end
+  end
+end
+call('HSET', SLOTS, 'epoch', ARGV[2], 'bytes', bytes)
+-- The executor gives back what it holds and has not started.
+call('SPUBLISH', P .. 'wake', 'f')
+return out
