@@ -717,6 +717,43 @@ mod tests {
     }
 
     #[test]
+    fn with_a_journal_what_is_held_unstarted_stays_held_for_its_lease() {
+        let now = crate::clock::mono();
+        let all = || (0..4).map(|number| arrived(number, Priority::P3, now)).collect::<Vec<_>>();
+        // Before START_AFTER nothing is said; then each row has the lease that it asks for.
+        for (keep, soon) in [(Keep::Dispatch, vec![]), (Keep::Lease, vec![limits::LEASE_MS; 2])] {
+            let hands = Hands::new(SIZE, keep);
+            assert_eq!(hands.arrive(all()).unwrap(), 4);
+            let jobs = hands.launch(now);
+            assert_eq!(jobs.len(), 2, "the two others wait");
+            let renewed = |at: Instant| -> Vec<(TaskId, i64)> {
+                let calls = hands.calls(at, &HashSet::new());
+                calls.into_values().flat_map(|(_, renews)| renews).map(|row| (row.id, row.lease_ms)).collect()
+            };
+            assert!(renewed(now + START_AFTER / 2).is_empty());
+            let at = now + START_AFTER;
+            let rows = renewed(at);
+            assert_eq!(rows.iter().map(|(_, lease_ms)| *lease_ms).collect::<Vec<_>>(), soon, "{keep:?}");
+            if keep == Keep::Dispatch {
+                continue;
+            }
+            // Answered, it is renewed at a third of its lease.
+            let rows: Vec<_> = rows
+                .into_iter()
+                .map(|(id, lease_ms)| {
+                    let task = all().into_iter().find(|task| task.execution.id == id).unwrap();
+                    StartRow { id, grant: task.execution.grant, lease_ms }
+                })
+                .collect();
+            let answers = [StartAnswer::Ok { deadline: UnixMs(limits::LEASE_MS), cancel: false }; 2];
+            assert_eq!(hands.answered(false, &rows, &answers, at, at, 0), 0);
+            let third = Duration::from_millis(limits::LEASE_MS as u64 / 3);
+            assert!(renewed(at + third - Duration::from_millis(1)).is_empty());
+            assert_eq!(renewed(at + third).len(), 2);
+        }
+    }
+
+    #[test]
     fn what_ended_is_remembered_and_closing_gives_the_rest_back() {
         let (hands, now) = (Hands::new(SIZE, Keep::Dispatch), crate::clock::mono());
         let all = || (0..4).map(|number| arrived(number, Priority::P3, now)).collect::<Vec<_>>();
