@@ -107,7 +107,7 @@ for i = 1, n do
     letters[i] = 'Z'
     if again then
       local at = call('HGET', P .. 'at', id)
-      if at and not r and sub(at, 18, 25) >= sub(row, 17, 24) then letters[i] = 'N'
+      if at and not r and sub(at, 18, 25) == sub(row, 17, 24) then letters[i] = 'N'
       elseif hits[id] and sub(hits[id], 2) == sub(row, 17, 24) then letters[i] = 'N' end
     end
   else

@@ -863,7 +863,7 @@ impl World {
             let fence = ack.grant.fence();
             let expected = match task.run.clone().filter(|run| run.grant == ack.grant) {
                 None if !again => AckAnswer::Stale,
-                None if task.run.is_none() && task.away && task.fence >= fence => AckAnswer::Known,
+                None if task.run.is_none() && task.away && task.fence == fence => AckAnswer::Known,
                 None if task.run.is_some() && task.ended.is_none() => AckAnswer::Stale,
                 None => match self.recalled(id, 12) {
                     Some(true) if task.ended.is_some_and(|(_, ended)| ended == fence) => AckAnswer::Known,
