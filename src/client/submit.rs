@@ -189,8 +189,6 @@ impl From<SubmitError> for ClientError {
 
 /// Rows a script gets at most from here: larger ones gain nothing and hold Redis longer.
 const CALL_ROWS: usize = 500;
-/// How long a submit waits for its durability, over all its calls.
-const DURABLE_PATIENCE: Duration = Duration::from_millis(limits::DURABLE_PATIENCE_MS);
 /// Calls of one batch that are under way at a time.
 const CALLS_AT_ONCE: usize = 4;
 
@@ -307,11 +305,6 @@ async fn send_call(space: &Space, mut call: Vec<Pending>) -> Result<Answered, Cl
         let sent = clock::mono();
         let rows: Vec<Row> = call.iter().map(|pending| pending.row.clone()).collect();
         match intake::submit(space, bucket, &rows, sending).await {
-            // A replica that was away for a moment has it soon; sent again, the rows stand and are waited for.
-            Ok(SubmitAnswer::Rows { lacks: Some(_), .. }) if start.elapsed() < DURABLE_PATIENCE => {
-                first_sent = first_sent.or(Some(sent));
-                tokio::time::sleep(Duration::from_millis(fastrand::u64(wait_ms / 2..=wait_ms))).await;
-            }
             Ok(SubmitAnswer::Rows { answers, now, lacks }) => {
                 let rows = call.into_iter().zip(answers);
                 return Ok(rows

@@ -435,8 +435,9 @@ impl Dialer {
     }
 
     /// A client for one place, not yet connected. Its first connection fails at once or succeeds;
-    /// a lost one is opened again by the client itself.
-    pub fn client(&self, server: ServerConfig) -> Client {
+    /// a lost one is opened again by the client itself. A patient one does not take a server for dead
+    /// that is long silent.
+    pub fn client(&self, server: ServerConfig, patient: bool) -> Client {
         let config = Config {
             fail_fast: true,
             username: self.url.username.clone(),
@@ -447,7 +448,11 @@ impl Dialer {
             tls: self.tls.clone(),
             ..Config::default()
         };
-        Client::new(config, Some(self.performance()), Some(self.connection()), Some(reconnect_policy()))
+        let mut connection = self.connection();
+        if patient {
+            connection.unresponsive.max_timeout = None;
+        }
+        Client::new(config, Some(self.performance()), Some(connection), Some(reconnect_policy()))
     }
 
     /// A client for one sentinel, not yet connected.

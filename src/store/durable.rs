@@ -8,13 +8,14 @@ use super::connect::NodeInfo;
 use super::error::StoreError;
 use super::reply::Reply;
 use super::script::Script;
-use super::script_call::{Fault, Request, Wait};
+use super::script_call::{Fault, Request};
 use super::topology::{Node, Persistence};
 use super::{Store, slot_of};
 use crate::clock::mono;
 use crate::limits::{DURABLE_WAIT_MS, PERSISTENCE_KEPT_MS};
 use crate::model::Durability;
 use bytes::Bytes;
+use fred::prelude::Client;
 use std::fmt;
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ impl fmt::Display for Shortfall {
 
 impl Store {
     /// Runs a script as [`Store::call`] does, and answers only when its writes are as safe as `level`
-    /// says, or when that did not come true in time: then it says what is missing.
+    /// says, or when that did not come true in [`DURABLE_WAIT_MS`]: then it says what is missing.
     ///
     /// A server that cannot keep such a promise is an error, and nothing is sent to it.
     pub async fn call_durable(
@@ -54,33 +55,29 @@ impl Store {
         args: Vec<Bytes>,
         level: Durability,
     ) -> Result<(Reply, Option<Shortfall>), StoreError> {
-        let half = u64::try_from(self.inner.topology.dialer.call_timeout.as_millis() / 2).unwrap_or(u64::MAX);
-        // Zero would wait for ever; longer looks like a dead connection.
-        let at_most_ms = u32::try_from(DURABLE_WAIT_MS.min(half).max(1)).unwrap_or(u32::MAX);
-        let wait = match level {
-            Durability::Memory | Durability::EverySecond | Durability::Always => None,
-            Durability::Wait { replicas } => Some(Wait { local: None, replicas, at_most_ms }),
-            Durability::WaitAof { local, replicas } => {
-                Some(Wait { local: Some(local), replicas, at_most_ms })
-            }
-        };
         let slot = slot_of(&keys[0]);
-        let request = Request::Script { script, keys: &keys, args: &args, level, wait };
+        let request = Request::Script { script, keys: &keys, args: &args, level };
         let told = self.run(request, Some(slot)).await?;
-        let Some(wait) = wait else { return Ok((told, None)) };
+        if !level.waits() {
+            return Ok((told, None));
+        }
         let mut both = told.fields(script.name)?;
         let answer = both.next("the answer")?;
-        let count = |n: i64| u32::try_from(n).unwrap_or(0);
-        let (local, replicas) = match wait.local {
-            None => (None, count(both.int("the replicas")?)),
-            Some(asked) => {
-                let mut files = both.fields("the files")?;
+        let lacks = match (level, both.next("the wait")?) {
+            (Durability::WaitAof { local: asked, replicas }, Reply::Array(files)) => {
+                let mut files = Reply::Array(files).fields("WAITAOF")?;
                 let local = files.int("the master's file")? > 0;
-                (asked.then_some(local), count(files.int("the replicas' files")?))
+                let have = u32::try_from(files.int("the replicas' files")?).unwrap_or(0);
+                let holds = (local || !asked) && have >= replicas;
+                (!holds).then_some(Shortfall { level, local: asked.then_some(local), replicas: have })
             }
+            (Durability::Wait { replicas }, told) => {
+                let have = u32::try_from(told.int("WAIT")?).unwrap_or(0);
+                (have < replicas).then_some(Shortfall { level, local: None, replicas: have })
+            }
+            (_, told) => return Err(both.bad(format!("a wait is answered by {}", told.kind()))),
         };
-        let holds = local != Some(false) && replicas >= wait.replicas;
-        Ok((answer, (!holds).then_some(Shortfall { level, local, replicas })))
+        Ok((answer, lacks))
     }
 
     /// Sends what must be safe before it is answered.
@@ -93,18 +90,49 @@ impl Store {
     ) -> Result<Reply, Fault> {
         let start = mono();
         let rest = || left.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
-        self.assure(node, request.level(), left).await?;
-        if request.wait().is_none() {
+        let level = request.level();
+        self.assure(node, level, left).await?;
+        let (Request::Script { keys, .. }, true) = (request, level.waits()) else {
             let client = node.client(rest()).await.map_err(|detail| Fault::Unsent { detail })?;
             return self.send_by(node, &client, request, rest(), asking).await;
-        }
+        };
         let dialer = &self.inner.topology.dialer;
         let lent = node.lend(dialer, rest()).await.map_err(|detail| Fault::Unsent { detail })?;
-        let told = self.send_by(node, lent.client(), request, rest(), asking).await;
-        if told.is_ok() {
-            lent.give_back();
-        }
-        told
+        let answer = self.send_by(node, lent.client(), request, rest(), asking).await?;
+        // The script has run: whatever happens now, it must not be taken for unsent.
+        let waited = self.wait(node, lent.client(), &keys[0], level, asking).await;
+        let waited = waited.map_err(|fault| match fault {
+            Fault::Late => Fault::Late,
+            other => Fault::Broken { detail: format!("while waiting for durability {level}: {other:?}") },
+        })?;
+        lent.give_back();
+        Ok(Reply::Array(vec![answer, waited]))
+    }
+
+    /// Waits until everything that this server has written up to now is as safe as `level` says.
+    async fn wait(
+        &self,
+        node: &Node,
+        client: &Client,
+        key: &Bytes,
+        level: Durability,
+        asking: bool,
+    ) -> Result<Reply, Fault> {
+        let left = self.inner.topology.dialer.call_timeout;
+        // A connection waits for its own writes only, and a script that finds everything done already has
+        // written nothing: it would wait for nothing, while what another connection wrote is on its way.
+        let mark = [key.clone(), Bytes::from_static(b"sync"), Bytes::from_static(b"1")];
+        self.send_by(node, client, Request::Command { name: "HSET", args: &mark }, left, asking).await?;
+        let number = |n: u32| Bytes::from(n.to_string());
+        let (name, args) = match level {
+            Durability::Memory | Durability::EverySecond | Durability::Always => return Ok(Reply::Int(0)),
+            Durability::Wait { replicas } => ("WAIT", vec![number(replicas), number(DURABLE_WAIT_MS)]),
+            Durability::WaitAof { local, replicas } => {
+                ("WAITAOF", vec![number(local.into()), number(replicas), number(DURABLE_WAIT_MS)])
+            }
+        };
+        let longest = left + Duration::from_millis(DURABLE_WAIT_MS.into());
+        self.send_by(node, client, Request::Command { name, args: &args }, longest, false).await
     }
 
     /// Makes sure that a server is set up for what shall be promised.

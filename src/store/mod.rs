@@ -212,7 +212,7 @@ impl Store {
     ) -> Result<Reply, StoreError> {
         let slot = slot_of(&keys[0]);
         let level = Durability::Memory;
-        self.run(Request::Script { script, keys: &keys, args: &args, level, wait: None }, Some(slot)).await
+        self.run(Request::Script { script, keys: &keys, args: &args, level }, Some(slot)).await
     }
 
     /// Runs several calls at the same time; the answers stand in the order of the calls.

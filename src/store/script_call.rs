@@ -14,43 +14,12 @@ use super::reply::Reply;
 use super::script::Script;
 use crate::model::Durability;
 
-/// Wait for replicas or disks after a script, on its own connection: elsewhere the answer would say nothing.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Wait {
-    /// Whether the master's own file counts; nothing where files do not matter.
-    pub local: Option<bool>,
-    pub replicas: u32,
-    pub at_most_ms: u32,
-}
-
-impl Wait {
-    fn command(self) -> (&'static str, Vec<Value>) {
-        let (replicas, at_most) =
-            (Value::Integer(self.replicas.into()), Value::Integer(self.at_most_ms.into()));
-        match self.local {
-            None => ("WAIT", vec![replicas, at_most]),
-            Some(local) => ("WAITAOF", vec![Value::Integer(local.into()), replicas, at_most]),
-        }
-    }
-}
-
-/// Field of a bucket's `meta` that is written before a wait. A connection waits for its own writes only,
-/// and a script that finds everything done already writes nothing: it would wait for nothing, while what
-/// another connection wrote is on its way.
-const MARK: [Bytes; 2] = [Bytes::from_static(b"sync"), Bytes::from_static(b"1")];
-
 /// What is to be sent. Its parts are counted references: sending it again copies no bytes.
 #[derive(Clone, Copy)]
 pub(super) enum Request<'a> {
-    /// A script by its digest, with the two keys that every script declares. With `wait` the answer
-    /// is a list: that of the script, and that of the wait.
-    Script {
-        script: &'static Script,
-        keys: &'a [Bytes; 2],
-        args: &'a [Bytes],
-        level: Durability,
-        wait: Option<Wait>,
-    },
+    /// A script by its digest, with the two keys that every script declares. Where `level` waits for
+    /// others, the answer is a list: that of the script, and that of the wait.
+    Script { script: &'static Script, keys: &'a [Bytes; 2], args: &'a [Bytes], level: Durability },
     /// A plain command.
     Command { name: &'static str, args: &'a [Bytes] },
 }
@@ -64,18 +33,11 @@ impl Request<'_> {
         }
     }
 
-    /// What its server must be set to.
+    /// How safe its writes must be before it is answered.
     pub fn level(&self) -> Durability {
         match self {
             Self::Script { level, .. } => *level,
             Self::Command { .. } => Durability::Memory,
-        }
-    }
-
-    pub fn wait(&self) -> Option<Wait> {
-        match self {
-            Self::Script { wait, .. } => *wait,
-            Self::Command { .. } => None,
         }
     }
 
@@ -129,50 +91,38 @@ pub(super) async fn send(
     let name = request.name();
     let (command, values) = request.command();
     let options = Options { timeout: Some(left), max_attempts: Some(1), ..Options::default() };
-    let wait = request.wait();
-    if asking || wait.is_some() {
-        // They must be neighbours on one connection, which the client grants within one pipeline.
-        let pipeline = client.pipeline().with_options(&options);
-        let plain = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
-        let queued = async {
-            if asking {
-                pipeline.custom::<(), Value>(plain("ASKING"), Vec::new()).await?;
-            }
-            pipeline.custom::<(), Value>(command, values).await?;
-            if let (Some(wait), Request::Script { keys, .. }) = (wait, request) {
-                if asking {
-                    pipeline.custom::<(), Value>(plain("ASKING"), Vec::new()).await?;
-                }
-                let mark = std::iter::once(keys[0].clone()).chain(MARK).map(Value::Bytes).collect();
-                pipeline.custom::<(), Value>(plain("HSET"), mark).await?;
-                let (name, args) = wait.command();
-                pipeline.custom::<(), Value>(plain(name), args).await?;
-            }
-            Ok::<_, Error>(pipeline.try_all::<Value>().await)
-        };
-        let mut answers = queued.await.map_err(|error| of_error(name, &error))?.into_iter();
-        let mut next = || match answers.next() {
+    if asking {
+        // The two must be neighbours on one connection, which the client grants within one pipeline.
+        let answers = neighbours(client, &options, vec![plain("ASKING"), (command, values)]).await;
+        let last = answers.map_err(|error| of_error(name, &error))?.pop();
+        return match last {
             Some(Ok(value)) => Ok(Reply::from_value(value)),
             Some(Err(error)) => Err(of_error(name, &error)),
             None => Err(Fault::Broken { detail: "an answer is missing".into() }),
         };
-        if asking {
-            next()?;
-        }
-        let answer = next()?;
-        if wait.is_none() {
-            return Ok(answer);
-        }
-        if asking {
-            next()?;
-        }
-        next()?;
-        return Ok(Reply::Array(vec![answer, next()?]));
     }
     match client.with_options(&options).custom_raw(command, values).await {
         Ok(frame) => Reply::from_frame(frame).map_err(|text| of_text(name, &text)),
         Err(error) => Err(of_error(name, &error)),
     }
+}
+
+/// A command without arguments.
+fn plain(name: &'static str) -> (CustomCommand, Vec<Value>) {
+    (CustomCommand::new_static(name, ClusterHash::FirstKey, false), Vec::new())
+}
+
+/// Sends commands in one pipeline, so that nothing comes between them.
+async fn neighbours(
+    client: &Client,
+    options: &Options,
+    commands: Vec<(CustomCommand, Vec<Value>)>,
+) -> Result<Vec<Result<Value, Error>>, Error> {
+    let pipeline = client.pipeline().with_options(options);
+    for (command, values) in commands {
+        pipeline.custom::<(), Value>(command, values).await?;
+    }
+    Ok(pipeline.try_all::<Value>().await)
 }
 
 /// Makes a script known to one server.

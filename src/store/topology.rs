@@ -82,7 +82,15 @@ pub(super) struct Conn {
 impl Conn {
     /// Starts to connect; from then on the connection is kept until this is dropped.
     pub fn open(dialer: &Dialer, server: ServerConfig) -> Self {
-        let client = dialer.client(server);
+        Self::keep(dialer, dialer.client(server, false))
+    }
+
+    /// The same for a connection on which an answer may take long.
+    fn open_patient(dialer: &Dialer, server: ServerConfig) -> Self {
+        Self::keep(dialer, dialer.client(server, true))
+    }
+
+    fn keep(dialer: &Dialer, client: Client) -> Self {
         let (tx, link) = watch::channel(Link::default());
         let task = tokio::spawn(keep(client.clone(), Bytes::from(dialer.client_name.clone()), tx));
         Self { client, link, _task: AbortOnDrop(task.abort_handle()) }
@@ -296,7 +304,7 @@ impl Node {
         let idle = self.waiting.idle.lock().pop();
         let conn = match idle.filter(|conn| conn.client.is_connected()) {
             Some(conn) => conn,
-            None => Conn::open(dialer, self.server()),
+            None => Conn::open_patient(dialer, self.server()),
         };
         conn.up(left.saturating_sub(start.elapsed())).await?;
         Ok(Lent { conn, idle: &self.waiting.idle, _permit: permit })
