@@ -4,7 +4,7 @@ use minutehand::client::{Client, NewTask};
 use minutehand::executor::{Context, Executor, Stop};
 use minutehand::limits;
 use minutehand::model::event::Move;
-use minutehand::model::{Key, Namespace, Priority, QueueName, Spec, State, TaskId};
+use minutehand::model::{Bucket, Key, Namespace, Priority, QueueName, Spec, State, TaskId};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::due::{self, Claim, Quota};
 use minutehand::store::intake::RowAnswer;
@@ -222,5 +222,90 @@ async fn an_expired_tasks_handler_is_told_to_stop() {
     stop.cancel();
     let report = executor.await.unwrap().unwrap();
     assert_eq!((report.started, report.succeeded, report.stale), (1, 0, 1), "{report:?}");
+    pod.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_line_and_the_settings_set_them() {
+    let bed = Bed::shared().await.unwrap();
+    let namespace = Namespace::new(bed.namespace()).unwrap();
+    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let run = |words: &str, variable: (&str, &str)| {
+        let told = std::process::Command::new(env!("CARGO_BIN_EXE_minutehand"))
+            .args(words.split_whitespace())
+            .env("MINUTEHAND_REDIS", bed.server().url())
+            .env("MINUTEHAND_NAMESPACE", bed.namespace())
+            .env(variable.0, variable.1)
+            .env_remove("MINUTEHAND_CONFIG")
+            .stdin(std::process::Stdio::null())
+            .output()
+            .unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (told.status.code(), text(told.stdout), text(told.stderr))
+    };
+    let care = async |words: &str, variable| {
+        let (code, id, error) = run(words, variable);
+        assert_eq!(code, Some(0), "{error}");
+        let id: TaskId = id.trim().parse().unwrap();
+        let bytes = read::get(&space, id).await.unwrap().unwrap().spec.unwrap();
+        let spec = Spec::decode(&bytes, id.home().start()).unwrap();
+        let after = |at: Option<minutehand::model::UnixMs>| at.map(|at| at.0 - spec.due.0);
+        (spec.timeout_ms, after(spec.start_before), after(spec.deadline), spec.lease_ms)
+    };
+    let none = ("MINUTEHAND__DEFAULTS__TIMEOUT", "0s");
+    let all = "submit --queue q --in 1h --timeout 20s --start-within 5m --expire-after 2h --lease 1m";
+    assert_eq!(care(all, none).await, (Some(20_000), Some(300_000), Some(7_200_000), Some(60_000)));
+    assert_eq!(care("submit --queue q --in 1h --start-before 5s", none).await, (None, Some(5_000), None, None));
+    let set = ("MINUTEHAND__DEFAULTS__TIMEOUT", "7s");
+    assert_eq!(care("submit --queue q --in 1h", set).await, (Some(7_000), None, None, None));
+    assert_eq!(care("submit --queue q --in 1h --timeout 0s", set).await, (None, None, None, None));
+    for (words, field) in [("--timeout soon", "timeout"), ("--lease 10ms", "lease"), ("--expire-after -1s", "expire-after")] {
+        let (code, _, error) = run(&format!("submit --queue q {words}"), none);
+        assert!(code == Some(2) && error.contains(field), "{words}: {error}");
+    }
+    // An import gives them to each of its tasks.
+    let plan = std::env::temp_dir().join(format!("minutehand-plan-{}.csv", uuid::Uuid::new_v4()));
+    std::fs::write(&plan, "due,id\n2030-01-01T00:00:00Z,a\n").unwrap();
+    let words = format!("import {} --queue late --start-within 5m --timeout 9s", plan.display());
+    let (code, _, error) = run(&words, none);
+    std::fs::remove_file(&plan).unwrap();
+    assert_eq!(code, Some(0), "{error}");
+    let mut imported = Vec::new();
+    for number in 0..space.spread().buckets {
+        let all = events::stretch(&space, Bucket::new(number).unwrap(), None, None).await.unwrap();
+        for event in all.events {
+            let bytes = read::get(&space, event.id).await.unwrap().unwrap().spec.unwrap();
+            let spec = Spec::decode(&bytes, event.id.home().start()).unwrap();
+            imported.extend((spec.timeout_ms == Some(9_000)).then_some(spec.start_before.unwrap().0 - spec.due.0));
+        }
+    }
+    assert_eq!(imported, [300_000]);
+}
+
+/// The handler is a process that does not listen: it is killed, and the attempt has failed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_over_its_time_fails() {
+    let bed = Bed::shared().await.unwrap();
+    let namespace = Namespace::new(bed.namespace()).unwrap();
+    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let stop = CancellationToken::new();
+    let pod = tokio::spawn(Pod::new(space.clone(), PodSettings::default()).run(stop.clone()));
+    let executor = Executor::builder(space.clone()).stop_grace(Duration::from_millis(50));
+    let executor = executor.handle("push", minutehand::executor::exec("sleep 600")).build().unwrap();
+    let executor = tokio::spawn(executor.run(stop.clone()));
+    let retry = minutehand::model::Retry::default().with_retries(0).unwrap();
+    let queue = QueueName::new("push").unwrap();
+    let task = NewTask { timeout_ms: Some(200), retry, ..NewTask::to(queue) };
+    let id = Client::new(space.clone()).submit(task).await.unwrap().id;
+    let dead = async {
+        while state(&space, id).await != State::Dead {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), dead).await.unwrap();
+    let found = read::get(&space, id).await.unwrap().unwrap();
+    assert_eq!(found.attempts[0].error, "timed out after 200 ms");
+    stop.cancel();
+    executor.await.unwrap().unwrap();
     pod.await.unwrap().unwrap();
 }
