@@ -32,22 +32,29 @@ local function lags(bins, worst)
   if worst > (call('HGET', lag_key, 'max') or '') then call('HSET', lag_key, 'max', worst) end
 end
 
--- As a rule all succeed under their current grants and have nothing else to clear away: then whole stretches of ARGV
--- go to Redis as they stand.
+-- As a rule all succeed under their current grants and have nothing else to clear away but perhaps a key: then whole
+-- stretches of ARGV go to Redis as they stand. Answers the rows that have a key, or nothing where one is of another kind.
 local function plain()
-  if args[6] ~= '1' then return false end
-  local i = 0
+  if args[6] ~= '1' then return end
+  local i, keyed, k = 0, {}, 0
   for a = runs_at + 1, bins_at, 3 do
     local grant = args[a + 1]
     for _ = 1, tonumber(args[a + 2]) do
       i = i + 1
       local r = found[i]
-      if not r or sub(r, 17, 34) ~= grant or sub(r, 2, 3) ~= '-0' then return false end
+      local kind = r and sub(r, 2, 3)
+      if not r or sub(r, 17, 34) ~= grant or (kind ~= '-0' and kind ~= '-1') then return end
+      if kind == '-1' then
+        k = k + 1
+        keyed[k] = args[ids_at + i]
+      end
     end
   end
-  return true
+  return keyed
 end
-if plain() then
+local keyed = plain()
+if keyed then
+  local ends = keyed[1] and keys_ending(keyed)
   local at, rows = ids_at, 0
   for a = runs_at + 1, bins_at, 3 do
     rows = rows + tonumber(args[a + 2])
@@ -56,6 +63,7 @@ if plain() then
       at, rows = at + rows, 0
     end
   end
+  if ends then keys_end(ends) end
   call('HDEL', run, unpack(args, ids_at + 1, ids_at + n))
   remember(recent_rows)
   call('HINCRBY', counts, 'running', -n)

@@ -1,9 +1,9 @@
 //! Claiming what is due, and giving it back: `lua/due/`.
 
+use super::StoreError;
 use super::intake::clip;
 use super::script;
 use super::space::Space;
-use super::StoreError;
 use crate::limits;
 use crate::model::{Bucket, Grant, LaneCode, Nonce, Spec, TaskId, UnixMs, digits};
 use bytes::Bytes;
@@ -209,7 +209,9 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     while fields.left() > 0 {
         let head = fields.bytes("a grant")?;
         let spec = fields.bytes("a spec")?;
-        tasks.push(read_head(&head, spec, claim.nonce).ok_or_else(|| fields.bad("a grant has the wrong form"))?);
+        tasks.push(
+            read_head(&head, spec, claim.nonce).ok_or_else(|| fields.bad("a grant has the wrong form"))?,
+        );
     }
     Ok(ClaimAnswer::Held(Claimed {
         now,
@@ -298,7 +300,12 @@ async fn release_piece(
 }
 
 /// Lets go of a bucket, so that another pod may take it at once.
-pub async fn yield_bucket(space: &Space, bucket: Bucket, pod: &str, permit: &[u8; 16]) -> Result<(), StoreError> {
+pub async fn yield_bucket(
+    space: &Space,
+    bucket: Bucket,
+    pod: &str,
+    permit: &[u8; 16],
+) -> Result<(), StoreError> {
     let mut args = space.args(3, 64);
     args.bytes(clip(pod, 32)).bytes(permit);
     space.call(&script::YIELD, space.guard(bucket), args).await?.ok()?;

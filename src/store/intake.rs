@@ -128,10 +128,14 @@ pub async fn submit(
     for (shard, places) in shards.iter().enumerate().filter(|(_, places)| !places.is_empty()) {
         args.number(shard).number(places.len());
         for place in places {
+            args.part(format_args!("{:04}", place + 1));
+        }
+        args.cut();
+        for place in places {
             args.shared(rows[order[*place]].spec.scoped_key().unwrap_or_default());
         }
         for place in places {
-            args.number(place + 1);
+            args.joined(&[rows[order[*place]].id.as_bytes(), b"L"]);
         }
     }
     for (place, deadline) in timers {

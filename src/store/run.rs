@@ -1,10 +1,10 @@
 //! Starting, renewing and ending granted tasks: `lua/run/`.
 
+use super::StoreError;
 use super::intake::clip;
 use super::mutate;
 use super::script::{self, Script};
 use super::space::Space;
-use super::StoreError;
 use crate::limits;
 use crate::model::{Bucket, Grant, State, TaskId, UnixMs, digits};
 use std::collections::{BTreeMap, HashSet};
@@ -342,7 +342,9 @@ async fn ack_piece(
     for (place, answer) in places.into_iter().zip(answers) {
         out[place] = answer;
     }
-    debug_assert!(out.iter().all(|a| !matches!(a, AckAnswer::Succeeded) || State::Running.may_become(State::Succeeded)));
+    debug_assert!(
+        out.iter().all(|a| !matches!(a, AckAnswer::Succeeded) || State::Running.may_become(State::Succeeded))
+    );
     Ok(out)
 }
 
