@@ -255,7 +255,7 @@ Examples:
   minutehand demo --speed 3600 --pods 3 --executors 4")]
 pub struct DemoArgs {
     /// How many of the plan's seconds pass in one
-    #[arg(long, default_value_t = 1_200.0, value_name = "TIMES")]
+    #[arg(long, default_value_t = 1_200.0, value_name = "TIMES", allow_negative_numbers = true)]
     pub speed: f64,
     /// Pods that compete for the tasks
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
@@ -292,7 +292,7 @@ pub struct WorkArgs {
     #[arg(long, required = true, value_name = "NAME")]
     pub queue: Vec<String>,
     /// Tasks that run at the same time [default: 32]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub slots: Option<u32>,
     /// Run this command for each task
     #[arg(long, value_name = "CMD")]
@@ -343,7 +343,7 @@ pub struct SubmitArgs {
     #[arg(long, allow_hyphen_values = true)]
     pub key: Option<String>,
     /// Tries after the first one, 0 to 254 [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub retries: Option<u32>,
     /// Wait before them: fixed:200ms, linear:5s[:CAP] or exponential:5s[:x5[:CAP]] [default: exponential:5s:x5:1h]
     #[arg(long, value_name = "POLICY")]
@@ -406,7 +406,7 @@ pub struct ImportArgs {
     #[arg(long, value_name = "COLUMN")]
     pub priority_column: Option<String>,
     /// Tries after the first one, 0 to 254 [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub retries: Option<u32>,
     /// Wait before them, as for submit
     #[arg(long, value_name = "POLICY")]
@@ -415,7 +415,7 @@ pub struct ImportArgs {
     #[arg(long, value_name = "T=now")]
     pub rebase: Option<String>,
     /// With --rebase: how many of the plan's seconds pass in one
-    #[arg(long, value_name = "TIMES", requires = "rebase")]
+    #[arg(long, value_name = "TIMES", requires = "rebase", allow_negative_numbers = true)]
     pub speed: Option<f64>,
     /// Read everything first; send nothing if one row is bad
     #[arg(long)]

@@ -3,6 +3,7 @@
 use super::dev;
 use super::error::CliError;
 use crate::client::{Client, ClientError, ClientSettings, SubmitError};
+use crate::limits;
 use crate::model::{Namespace, Retry};
 use crate::settings::{Loaded, Settings};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
@@ -56,10 +57,24 @@ pub async fn client(loaded: &Loaded) -> Result<Client, CliError> {
     Ok(Client::connect(ClientSettings { redis: settings(&loaded.settings)?, namespace }).await?)
 }
 
-/// What a task gets that names no policy of its own: `--retries` and `--backoff` come in by the settings.
-pub fn retry(settings: &Settings) -> Result<Retry, CliError> {
-    let retry: Retry = settings.defaults.backoff.parse()?;
-    Ok(retry.with_retries(settings.defaults.retries)?)
+/// What a task gets that names nothing of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TaskDefaults {
+    /// When it is tried again.
+    pub retry: Retry,
+    /// Its lease, where it is another than the built-in one.
+    pub lease_ms: Option<u32>,
+}
+
+/// What submitted and imported tasks get: `--retries` and `--backoff` come in by the settings.
+pub fn defaults(settings: &Settings) -> Result<TaskDefaults, CliError> {
+    let defaults = &settings.defaults;
+    let retry: Retry = defaults.backoff.parse()?;
+    let lease_ms = u32::try_from(defaults.lease.ms()).unwrap_or(u32::MAX);
+    Ok(TaskDefaults {
+        retry: retry.with_retries(defaults.retries)?,
+        lease_ms: (i64::from(lease_ms) != limits::LEASE_MS).then_some(lease_ms),
+    })
 }
 
 /// Who acts, for a task's history: the user and the machine.
@@ -122,6 +137,19 @@ mod tests {
         let id = crate::model::TaskId::new(crate::model::Minute(1), crate::model::Bucket::default(), 1);
         assert_eq!(CliError::from(ClientError::NotFound(id)).exit, Exit::NotFound);
         assert_eq!(CliError::from(StoreError::Closed).exit, Exit::Failed);
+    }
+
+    #[test]
+    fn settings_reach_the_tasks() {
+        let mut loaded = Settings::load(&Sources::default()).unwrap().settings;
+        assert_eq!(defaults(&loaded), Ok(TaskDefaults::default()));
+        loaded.defaults.backoff = "fixed:200ms".into();
+        loaded.defaults.retries = 7;
+        loaded.defaults.lease = crate::settings::Span::from_ms(4_000);
+        let found = defaults(&loaded).unwrap();
+        assert_eq!((found.retry.retries, found.retry.wait_ms(3), found.lease_ms), (7, 200, Some(4_000)));
+        loaded.defaults.retries = 255;
+        assert_eq!(defaults(&loaded).unwrap_err().field.as_deref(), Some("retries"));
     }
 
     #[test]

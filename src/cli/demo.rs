@@ -5,6 +5,7 @@
 //! Each handler writes down which task it got, so that the report does not have to believe anybody.
 
 use super::args::{DemoArgs, Output};
+use super::connect::TaskDefaults;
 use super::error::{CliError, Exit};
 use super::import::due::{DueReader, find_zone};
 use super::import::input::{Format, Input};
@@ -18,7 +19,7 @@ use crate::client::{Client, Counts, LagStatus};
 use crate::clock;
 use crate::dev::redis::{PrivateServer, ServerOptions};
 use crate::executor::Executor;
-use crate::model::{Namespace, Priority, QueueName, Retry, TaskId, UnixMs};
+use crate::model::{Namespace, Priority, QueueName, TaskId, UnixMs};
 use crate::pod::{Pod, PodSettings};
 use crate::store::{ConnectSettings, Space, Store};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -64,6 +65,8 @@ type Ledger = Arc<Mutex<HashMap<TaskId, u32>>>;
 
 /// Plays the day and reports. Exit code 0 only if every task succeeded exactly once.
 pub async fn run(args: &DemoArgs, output: Output) -> Result<Exit, CliError> {
+    // What can be wrong is said before anything is started.
+    DueReader::new(Some(find_zone(ZONE)?)).with_rebase(FIRST, Some(args.speed), UnixMs(0))?;
     let stop = signal::stop()?;
     let server = PrivateServer::start(ServerOptions::default()).await?;
     let outcome = play(args, output, &server, &stop).await;
@@ -140,7 +143,8 @@ async fn play(
     let survey = import::survey(&input, &plan)?;
     let mut progress = Progress::new(true, None, Arc::default());
     let (loaded, result) =
-        import::run(input, plan, ClientSink::new(client.clone(), Retry::default()), &mut progress).await;
+        import::run(input, plan, ClientSink::new(client.clone(), TaskDefaults::default()), &mut progress)
+            .await;
     result?;
     let ends = survey.timeline.ends().map_or(now, |(_, last)| last);
     say(format!(

@@ -13,14 +13,14 @@ use crate::settings::Loaded;
 pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
     let key =
         args.key.as_ref().map(|key| Key::new(key.clone().into_bytes(), limits::KEY_WINDOW_MS)).transpose()?;
+    let defaults = connect::defaults(&loaded.settings)?;
     Ok(NewTask {
         labels: Labels::new(&args.label)?,
         priority: args.priority.parse()?,
         due: due(when(&args.due)?),
-        retry: connect::retry(&loaded.settings)?,
+        retry: defaults.retry,
         key,
-        lease_ms: Some(u32::try_from(loaded.settings.defaults.lease.ms()).unwrap_or(u32::MAX))
-            .filter(|ms| i64::from(*ms) != limits::LEASE_MS),
+        lease_ms: defaults.lease_ms,
         payload: payload(&args.payload)?,
         ..NewTask::to(QueueName::new(&args.queue)?)
     })

@@ -175,6 +175,11 @@ impl Replay {
         self.tasks.insert(event.id, track);
     }
 
+    /// The faults found so far.
+    pub fn findings(&self) -> &[Finding] {
+        &self.report.findings
+    }
+
     /// The result. A stream that `must_end` leaves no task unfinished.
     pub fn finish(mut self, must_end: bool) -> Report {
         let mut open: Vec<(TaskId, Track)> = Vec::new();

@@ -57,8 +57,8 @@ use topology::{Node, Topology};
 
 /// Times that one call follows a redirect. Two suffice; more happen while slots are on the move.
 const REDIRECTS_MAX: u32 = 8;
-/// Times that one call loads its script: again only if someone flushes the scripts in between.
-const LOADS_MAX: u32 = 2;
+/// Times that one call loads its script. Where someone flushes the scripts in between, its text is sent instead.
+const LOADS_MAX: u32 = 1;
 /// First wait before the store tries a call again; doubled each time.
 const RETRY_MIN: Duration = Duration::from_millis(10);
 /// How long a call waits for a connection to one node before it asks again who owns its slot.
@@ -208,7 +208,7 @@ impl Store {
         args: Vec<Bytes>,
     ) -> Result<Reply, StoreError> {
         let slot = slot_of(&keys[0]);
-        self.run(Request::Script { script, keys: &keys, args: &args, wait: None }, Some(slot)).await
+        self.run(Request::Script { script, keys: &keys, args: &args, wait: None, whole: false }, Some(slot)).await
     }
 
     /// Runs a script and then waits until so many replicas have its writes, at most `at_most_ms`
@@ -226,7 +226,7 @@ impl Store {
         // Zero would wait for ever; more than a second looks like a dead connection.
         let wait = Some(Wait { replicas, at_most_ms: at_most_ms.clamp(1, half.clamp(1, 1_000)) });
         let slot = slot_of(&keys[0]);
-        let both = self.run(Request::Script { script, keys: &keys, args: &args, wait }, Some(slot)).await?;
+        let both = self.run(Request::Script { script, keys: &keys, args: &args, wait, whole: false }, Some(slot)).await?;
         let mut both = both.fields(script.name)?;
         let answer = both.next("the answer")?;
         let have = both.int("the replicas")?;
@@ -335,7 +335,7 @@ impl Store {
         answer
     }
 
-    async fn run(&self, request: Request<'_>, slot: Option<u16>) -> Result<Reply, StoreError> {
+    async fn run(&self, mut request: Request<'_>, slot: Option<u16>) -> Result<Reply, StoreError> {
         let topology = &self.inner.topology;
         let name = request.name();
         let deadline = mono() + topology.dialer.call_timeout;
@@ -365,6 +365,10 @@ impl Store {
                             }
                             Err(fault) => fault,
                         }
+                    }
+                    Err(Fault::NoScript) if request.as_whole() => {
+                        asked = asking.then_some(node);
+                        continue;
                     }
                     Err(Fault::Moved { slot, host }) if redirects < REDIRECTS_MAX => {
                         redirects += 1;

@@ -70,7 +70,7 @@ scripts! {
     DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
     FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
     LANE = "queue.lane" "" [] "queue/lane";
-    SPREAD = "queue.spread" "" [] "queue/spread";
+    SPREAD = "queue.spread" "allow-oom" [] "queue/spread";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
     LEAVE = "member.leave" "allow-oom" [] "member/leave";
     INBOX = "member.inbox" "allow-oom" ["lib/room"] "member/inbox";

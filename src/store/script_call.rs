@@ -23,9 +23,15 @@ pub(super) struct Wait {
 /// What is to be sent. Its parts are counted references: sending it again copies no bytes.
 #[derive(Clone, Copy)]
 pub(super) enum Request<'a> {
-    /// A script by its digest, with the two keys that every script declares. With `wait` the answer
-    /// is a list: that of the script, and how many replicas have its writes.
-    Script { script: &'static Script, keys: &'a [Bytes; 2], args: &'a [Bytes], wait: Option<Wait> },
+    /// A script by its digest or as its `whole` text, with the two keys that every script declares.
+    /// With `wait` the answer is a list: that of the script, and how many replicas have its writes.
+    Script {
+        script: &'static Script,
+        keys: &'a [Bytes; 2],
+        args: &'a [Bytes],
+        wait: Option<Wait>,
+        whole: bool,
+    },
     /// A plain command.
     Command { name: &'static str, args: &'a [Bytes] },
 }
@@ -36,6 +42,17 @@ impl Request<'_> {
         match self {
             Self::Script { script, .. } => script.name,
             Self::Command { name, .. } => name,
+        }
+    }
+
+    /// Sends the script's text from now on; false where nothing is gained by it.
+    pub fn as_whole(&mut self) -> bool {
+        match self {
+            Self::Script { whole: whole @ false, .. } => {
+                *whole = true;
+                true
+            }
+            Self::Script { .. } | Self::Command { .. } => false,
         }
     }
 
@@ -50,13 +67,14 @@ impl Request<'_> {
         // One client talks to one server, so the client's own choice of a slot has no meaning.
         let whole = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
         match self {
-            Self::Script { script, keys, args, .. } => {
+            Self::Script { script, keys, args, whole: as_text, .. } => {
                 let mut values = Vec::with_capacity(args.len() + 4);
-                values.push(Value::Bytes(Bytes::from_static(script.sha1().as_bytes())));
+                let text = if *as_text { script.text() } else { script.sha1() };
+                values.push(Value::Bytes(Bytes::from_static(text.as_bytes())));
                 values.push(Value::Bytes(Bytes::from_static(b"2")));
                 values.extend(keys.iter().cloned().map(Value::Bytes));
                 values.extend(args.iter().cloned().map(Value::Bytes));
-                (whole("EVALSHA"), values)
+                (whole(if *as_text { "EVAL" } else { "EVALSHA" }), values)
             }
             Self::Command { name, args } => (whole(name), args.iter().cloned().map(Value::Bytes).collect()),
         }

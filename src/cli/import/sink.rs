@@ -2,22 +2,23 @@
 
 use super::row::Row;
 use super::{Answer, Sink};
+use crate::cli::connect::TaskDefaults;
 use crate::cli::error::CliError;
 use crate::client::{Client, Due, NewTask, Submitted};
 use crate::limits;
-use crate::model::{Key, Retry};
+use crate::model::Key;
 
 /// Sends rows as tasks.
 #[derive(Clone)]
 pub struct ClientSink {
     client: Client,
-    retry: Retry,
+    defaults: TaskDefaults,
 }
 
 impl ClientSink {
-    /// Sends by this client; every task gets this policy.
-    pub fn new(client: Client, retry: Retry) -> Self {
-        Self { client, retry }
+    /// Sends by this client; every task gets these defaults.
+    pub fn new(client: Client, defaults: TaskDefaults) -> Self {
+        Self { client, defaults }
     }
 }
 
@@ -26,7 +27,8 @@ impl Sink for ClientSink {
         let task = |row: Row| NewTask {
             due: Due::At(row.due),
             priority: row.priority,
-            retry: self.retry,
+            retry: self.defaults.retry,
+            lease_ms: self.defaults.lease_ms,
             key: row.key.map(|bytes| Key { bytes, window_ms: limits::IMPORT_KEY_WINDOW_MS }),
             payload: row.payload,
             ..NewTask::to(row.queue)
