@@ -526,7 +526,7 @@ async fn a_server_killed_in_mid_run_loses_and_doubles_nothing() {
         let start = clock::mono();
         let sent = insist(async |again| {
             let sending =
-                Sending { again_after_ms: again.then(|| clock::elapsed_ms(start)), by_spread: false };
+                Sending { again_after_ms: again.then(|| clock::elapsed_ms(start)), ..Sending::default() };
             intake::submit(&space, bucket(), piece, sending).await
         });
         let (sent, ()) = tokio::join!(sent, kill_during(at % 7 == 3));
@@ -609,7 +609,7 @@ async fn the_largest_batches_are_short() {
         })
     };
     let plain = |n: usize, due: i64| row(spec(lanes[n % 2], due));
-    let again = Sending { again_after_ms: Some(50), by_spread: false };
+    let again = Sending { again_after_ms: Some(50), ..Sending::default() };
     let error = "x".repeat(limits::ERROR_TAIL_MAX_BYTES);
     let outcomes: [(&'static str, Outcome); 4] = [
         ("run.ack succeeded", Outcome::Succeeded),
