@@ -248,7 +248,9 @@ fn piece_len(rows: &[AckRow]) -> usize {
     let fits = |row: &&AckRow| {
         weight += match row.outcome {
             Outcome::Succeeded | Outcome::Cancelled | Outcome::Skipped => 1,
-            Outcome::Failed { .. } | Outcome::Fatal { .. } | Outcome::RetryAfter { .. } => limits::ACK_FAILURE_WEIGHT,
+            Outcome::Failed { .. } | Outcome::Fatal { .. } | Outcome::RetryAfter { .. } => {
+                limits::ACK_FAILURE_WEIGHT
+            }
         };
         weight <= limits::ACK_MAX_WEIGHT
     };
