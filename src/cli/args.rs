@@ -382,7 +382,7 @@ pub struct SubmitArgs {
     /// Tries after the first one, 0 to 254 [default: 2]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub retries: Option<u32>,
-    /// Wait before them: fixed:200ms, linear:5s[:CAP] or exponential:5s[:x5[:CAP]] [default: exponential:5s:x5:1h]
+    /// Wait before them: fixed:200ms, linear:5s:10m or exponential:5s:x5:1h [default: exponential:5s:x5:1h]
     #[arg(long, value_name = "POLICY")]
     pub backoff: Option<String>,
     /// Time-outs, and how safe it must be.
