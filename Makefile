@@ -18,7 +18,7 @@ help:
 	@echo 'make server  print the path of the Redis server that all of these use'
 
 demo:
-	@$(WITH_SERVER) $(CARGO) run --release --quiet -- demo
+	@$(WITH_SERVER) $(CARGO) run --quiet -- demo
 
 test:
 	@$(WITH_SERVER) if $(CARGO) nextest --version >/dev/null 2>&1; then \

@@ -30,8 +30,9 @@ const ENDED: usize = 45;
 /// One run on a fresh server.
 pub fn run(redis: &mut Redis, shape: Shape) -> Result<Cost, Failure> {
     let lane = [LaneCode::new(0, Priority::P3, Tier::FRESH)];
-    let batches: Vec<(String, Vec<Row>)> =
-        Batches::new(shape, &lane).map(|(bucket, rows)| (format!("{{f{}}}:", bucket.number()), rows)).collect();
+    let batches: Vec<(String, Vec<Row>)> = Batches::new(shape, &lane)
+        .map(|(bucket, rows)| (format!("{{f{}}}:", bucket.number()), rows))
+        .collect();
     let mut bare = redis.bare()?;
     let mut cost = Cost::default();
     let before = redis.cpu_us()?;

@@ -39,9 +39,9 @@ pub async fn run(redis: &mut Redis, waiting: usize) -> Result<Growth, Failure> {
     let bucket = Bucket::default();
     let (mut holder, mut claimed, mut now) = (Holder::new(bucket), 0, BASE_MS);
     let mut rates = Vec::new();
-    // 500 probes fall due each 90 s of injected time.
+    // A third of a thousand probes fall due each minute.
     while now < BASE_MS + hour {
-        now += 90_000;
+        now += 60_000;
         space.inject_now(Some(now));
         let mark = redis.cpu_us_outside();
         let tasks = holder.claim(&space).await?;

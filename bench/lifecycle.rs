@@ -44,7 +44,12 @@ pub async fn open(redis: &Redis, shape: &Shape, pool: usize) -> Result<Space, Fa
 }
 
 async fn register(space: &Space) -> Result<(), Failure> {
-    let me = ExecutorRecord { id: EXECUTOR.into(), capacity: CAPACITY, slots: CAPACITY, ..ExecutorRecord::default() };
+    let me = ExecutorRecord {
+        id: EXECUTOR.into(),
+        capacity: CAPACITY,
+        slots: CAPACITY,
+        ..ExecutorRecord::default()
+    };
     Ok(member::beat_executor(space, &me).await?)
 }
 
@@ -136,7 +141,12 @@ pub async fn ack(
 }
 
 /// One run on a fresh server, one call at a time: CPU by step, µs a task; and of the start step, if wanted.
-pub async fn run(redis: &mut Redis, shape: Shape, mode: Mode, with_start: bool) -> Result<(Cost, f64), Failure> {
+pub async fn run(
+    redis: &mut Redis,
+    shape: Shape,
+    mode: Mode,
+    with_start: bool,
+) -> Result<(Cost, f64), Failure> {
     let space = open(redis, &shape, 1).await?;
     let lanes = lanes(&space, &shape).await?;
     let batches: Vec<_> = Batches::new(shape, &lanes).collect();
@@ -160,7 +170,8 @@ pub async fn run(redis: &mut Redis, shape: Shape, mode: Mode, with_start: bool) 
     let (mut done, mut turn, mut behind) = (0, 0, VecDeque::new());
     let mut now = if mode == Mode::Backlog { BASE_MS + shape.span_ms } else { BASE_MS };
     // Due times of one bucket's batch: when the next batch has become due.
-    let stride = shape.span_ms * i64::try_from(BATCH).unwrap_or(500) / i64::try_from(shape.tasks).unwrap_or(1);
+    let stride =
+        shape.span_ms * i64::try_from(BATCH).unwrap_or(500) / i64::try_from(shape.tasks).unwrap_or(1);
     let pace = if mode == Mode::Backlog { CLAIM_EVERY_MS / i64::from(shape.buckets) } else { stride };
     let mut beaten = 0;
     let mut idle = 0;
@@ -268,7 +279,9 @@ pub async fn speed(redis: &mut Redis, shape: Shape, in_flight: usize) -> Result<
                 }
                 let offers = deliver(&space, &executor, &tasks).await?;
                 let space = space.clone();
-                acks.spawn(async move { ack(&space, bucket, offers.iter().map(|offer| (offer.id, offer.grant))).await });
+                acks.spawn(async move {
+                    ack(&space, bucket, offers.iter().map(|offer| (offer.id, offer.grant))).await
+                });
                 if acks.len() > 1
                     && let Some(acked) = acks.join_next().await
                 {

@@ -118,8 +118,12 @@ fn main() -> Result<(), Failure> {
             Bench::Growth(args) => run_growth(&mut report, door, args).await?,
             Bench::All => {
                 run_lifecycle(&mut report, door, Life::default()).await?;
-                run_lifecycle(&mut report, door, Life { keyed: true, rounds: 3, no_speed: true, ..Life::default() })
-                    .await?;
+                run_lifecycle(
+                    &mut report,
+                    door,
+                    Life { keyed: true, rounds: 3, no_speed: true, ..Life::default() },
+                )
+                .await?;
                 run_size(&mut report, door, size).await?;
                 run_growth(&mut report, door, growth()).await?;
             }
@@ -172,7 +176,8 @@ impl Rounds {
     }
 }
 
-const HEAD: [&str; 8] = ["µs of Redis's main thread a task", "submit", "claim", "offer+take", "ack", "whole", "least", "× floor"];
+const HEAD: [&str; 8] =
+    ["µs of Redis's main thread a task", "submit", "claim", "offer+take", "ack", "whole", "least", "× floor"];
 
 fn run_floor(report: &mut Report, door: Door, args: Life) -> Result<(), Failure> {
     let shape = Shape::narrow(args.tasks, args.buckets);
@@ -187,7 +192,10 @@ fn run_floor(report: &mut Report, door: Door, args: Life) -> Result<(), Failure>
 
 fn title(what: &str, args: &Life) -> String {
     let keyed = if args.keyed { ", keyed" } else { "" };
-    format!("{what}: {} tasks{keyed}, {} buckets, batches of 500, {} rounds", args.tasks, args.buckets, args.rounds)
+    format!(
+        "{what}: {} tasks{keyed}, {} buckets, batches of 500, {} rounds",
+        args.tasks, args.buckets, args.rounds
+    )
 }
 
 async fn run_lifecycle(report: &mut Report, door: Door, args: Life) -> Result<(), Failure> {
@@ -241,7 +249,10 @@ async fn run_lifecycle(report: &mut Report, door: Door, args: Life) -> Result<()
         table(
             "Speed of one process, backlog, all buckets at the same time",
             &["", "tasks/s", "best", "µs a task"],
-            &[row("bulk submit, 4 calls in flight", &submit, String::new()), row("whole life", &life, us(&cpu))],
+            &[
+                row("bulk submit, 4 calls in flight", &submit, String::new()),
+                row("whole life", &life, us(&cpu)),
+            ],
         );
         result["submit_tasks_per_s"] = median(&submit).into();
         result["life_tasks_per_s"] = median(&life).into();
@@ -257,7 +268,11 @@ async fn run_size(report: &mut Report, door: Door, args: SizeArgs) -> Result<(),
     for (name, shape, target) in [
         ("one hot minute", Shape::hot(args.tasks, args.buckets), 260),
         ("30 days × 1,000 queues × 6 priorities", Shape::wide(args.tasks, args.buckets), 260),
-        ("30 days …, rows in any order", Shape { sorted: false, ..Shape::wide(args.tasks, args.buckets) }, 260),
+        (
+            "30 days …, rows in any order",
+            Shape { sorted: false, ..Shape::wide(args.tasks, args.buckets) },
+            260,
+        ),
         ("30 days …, keyed", Shape { keyed: true, ..Shape::wide(args.tasks, args.buckets) }, 380),
     ] {
         let size = size::run(&mut Redis::start(door)?, shape).await?;
@@ -278,7 +293,10 @@ async fn run_size(report: &mut Report, door: Door, args: SizeArgs) -> Result<(),
             "kinds": kinds.iter().map(|(kind, keys, bytes)| json!([kind, keys, bytes])).collect::<Vec<_>>(),
         }));
     }
-    let title = format!("Bytes of a waiting task above its payload of 100: {} tasks, {} buckets", args.tasks, args.buckets);
+    let title = format!(
+        "Bytes of a waiting task above its payload of 100: {} tasks, {} buckets",
+        args.tasks, args.buckets
+    );
     table(&title, &["", "bytes", "without events", "target", "of that, payload included"], &rows);
     report.add("size", results.into());
     Ok(())
@@ -312,7 +330,10 @@ async fn run_growth(report: &mut Report, door: Door, args: GrowthArgs) -> Result
         })
         .collect();
     table(
-        &format!("Claims beside waiting tasks, 30 days × 1,000 queues × 6 priorities, {} rounds", args.rounds),
+        &format!(
+            "Claims beside waiting tasks, 30 days × 1,000 queues × 6 priorities, {} rounds",
+            args.rounds
+        ),
         &["waiting", "µs a task claimed", "× first", "µs a claim of nothing", "× first"],
         &rows,
     );

@@ -13,7 +13,7 @@
 //! | `ready:<lane>` | ZSET | ripe ids of a lane with a backlog, by due ms |
 //! | `ring:<priority>` | ZSET | lanes with a backlog, by turn |
 //! | `parked` | SET | lanes with a backlog that may not be claimed |
-//! | `task:<home minute>` | HASH | id → spec |
+//! | `task:<home hour>` | HASH | id → spec |
 //! | `at` | HASH | id → due, lane, fence, failures, of tasks that are not at home |
 //! | `run` | HASH | id → phase, deadline, grant, lane, holder |
 //! | `lease:<second>` | STRING | ids whose lease may lapse then |
@@ -134,8 +134,10 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 12] =
-        ["meta", "agenda", "leases", "recents", "parked", "at", "run", "tries", "dead", "events", "counts", "lock"];
+    pub const SINGLE: [&'static str; 12] = [
+        "meta", "agenda", "leases", "recents", "parked", "at", "run", "tries", "dead", "events", "counts",
+        "lock",
+    ];
 
     /// The kind of a name; nothing for a name that is none of ours.
     pub fn of(name: &str) -> Option<Self> {
@@ -177,7 +179,14 @@ impl Kind {
     /// The type that `TYPE` answers for it.
     pub const fn redis_type(self) -> &'static str {
         match self {
-            Self::Agenda | Self::Leases | Self::Recents | Self::Due | Self::Ready | Self::Ring | Self::Timer | Self::Dead => "zset",
+            Self::Agenda
+            | Self::Leases
+            | Self::Recents
+            | Self::Due
+            | Self::Ready
+            | Self::Ring
+            | Self::Timer
+            | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
             Self::Letter | Self::Counts | Self::Lag | Self::Lock => "hash",
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
@@ -199,7 +208,8 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 8] = [
+pub const ROOM_KEYS: [(&str, &str); 9] = [
+    ("frozen", "hash"),
     ("by_name", "hash"),
     ("by_code", "hash"),
     ("spread", "hash"),
@@ -217,6 +227,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
         (room, name),
         ("lanes", "by_name" | "by_code")
             | ("spread", "spread")
+            | ("freeze", "frozen")
             | ("pods" | "executors", "records" | "seen")
             | ("x", "slots" | "inbox" | "urgent")
     );

@@ -24,6 +24,13 @@ pub const DUE_MAX_MS: i64 = 253_402_300_799_999;
 
 /// Most rows in one submit, claim or ack: keeps a script under 5 ms and under Lua's limit of 8,000 unpacked values.
 pub const BATCH_MAX_ROWS: usize = 1_000;
+/// Most rows of one script call that touches each task by itself (cancel, release, redrive, delete): 10 to 20 µs each.
+/// Longer lists are sent in pieces.
+pub const SINGLE_MAX_ROWS: usize = 250;
+/// Most weight of one ack, where an outcome that ends its task weighs 1: 4 µs, or 8 with a key and a time-out to clear.
+pub const ACK_MAX_WEIGHT: usize = 500;
+/// Weight of an outcome that sets its task back or buries it: about 40 µs with a long error text.
+pub const ACK_FAILURE_WEIGHT: usize = 4;
 /// Most bytes in one submit or claim: keeps one call from holding Redis's network buffers.
 pub const BATCH_MAX_BYTES: usize = 4 << 20;
 /// Most ids moved from due sets into lanes by one claim.
@@ -126,7 +133,7 @@ pub const HTTP_STOP_MS: i64 = 1_000;
 pub const HTTP_BODY_MAX_BYTES: usize = 64 << 10;
 /// Causes of not being ready that are kept.
 pub const READY_CAUSES_MAX: usize = 16;
-/// Most queues and plans that are frozen at a time; freezing all needs one.
+/// Most queues that are frozen at a time; freezing all needs one.
 pub const FROZEN_MAX: usize = 256;
 
 /// Most task slots of one executor.
@@ -163,6 +170,7 @@ pub const PERSISTENCE_KEPT_MS: u64 = 5_000;
 pub const CALL_RETRIES_MAX: u32 = 5;
 
 const _: () = assert!(BATCH_MAX_ROWS * 2 < 7_000, "a batch of pairs must fit Lua's unpack");
+const _: () = assert!(ACK_MAX_WEIGHT <= BATCH_MAX_ROWS && SINGLE_MAX_ROWS <= BATCH_MAX_ROWS);
 const _: () = assert!(LOST_AFTER_MS >= 3 * HEARTBEAT_MS, "two lost heartbeats must not kill");
 const _: () = assert!(POLL_MS < LOCK_MS, "a sleeping pod must wake up before its permit ends");
 const _: () = assert!(PAYLOAD_MAX_BYTES + 4_096 <= BATCH_MAX_BYTES, "one full payload must fit in a batch");

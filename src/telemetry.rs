@@ -31,8 +31,8 @@ pub enum TelemetryError {
 
 /// Sends events of this process to stderr, as text or as one JSON object a line.
 pub fn init_log(settings: &LogSettings) -> Result<(), TelemetryError> {
-    let filter = settings
-        .level
+    // What fred has to say about lost connections, the store says better; who wants it names it.
+    let filter = format!("fred=error,{}", settings.level)
         .parse::<EnvFilter>()
         .map_err(|source| TelemetryError::Filter { level: settings.level.clone(), source })?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

@@ -40,7 +40,8 @@ impl Redis {
             Door::Unix => self.server.url(),
             Door::Tcp => self.server.tcp_url().ok_or("the server has no port")?,
         };
-        let settings = ConnectSettings { url, pool_size, call_timeout_ms: 30_000, ..ConnectSettings::default() };
+        let settings =
+            ConnectSettings { url, pool_size, call_timeout_ms: 30_000, ..ConnectSettings::default() };
         Ok(Store::connect(settings).await?)
     }
 
@@ -205,7 +206,9 @@ impl Bare {
             "+" => Ok(Answer::Bytes(rest.into())),
             ":" => number.map(Answer::Int).map_err(|_| wrong()),
             "$" | "*" => {
-                let Ok(length) = usize::try_from(number.map_err(|_| wrong())?) else { return Ok(Answer::Nil) };
+                let Ok(length) = usize::try_from(number.map_err(|_| wrong())?) else {
+                    return Ok(Answer::Nil);
+                };
                 if kind == "*" {
                     return (0..length).map(|_| self.read()).collect::<io::Result<_>>().map(Answer::List);
                 }

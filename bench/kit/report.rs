@@ -26,7 +26,8 @@ impl Report {
     /// An empty one.
     pub fn new(json: Option<PathBuf>, history: bool) -> Self {
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map(|(_, m)| m);
+        let model =
+            cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map(|(_, m)| m);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let commit = shell("git", &["rev-parse", "--short", "HEAD"]);
         let dirty = if shell("git", &["status", "--porcelain"]).is_empty() { "" } else { "+" };
@@ -62,7 +63,8 @@ impl Report {
 
     /// Writes JSON and history, where asked for.
     pub fn finish(mut self) -> Result<(), Failure> {
-        let whole = json!({ "run": self.machine, "results": Value::Object(std::mem::take(&mut self.results)) });
+        let whole =
+            json!({ "run": self.machine, "results": Value::Object(std::mem::take(&mut self.results)) });
         if let Some(path) = &self.json {
             fs::write(path, serde_json::to_string_pretty(&whole)? + "\n")?;
         }

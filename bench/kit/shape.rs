@@ -97,7 +97,8 @@ impl<'a> Batches<'a> {
         };
         let due = UnixMs(BASE_MS + offset);
         let lane = self.lanes[self.chance.usize(..self.lanes.len())];
-        let mut payload = format!("{{\"user\":{number},\"device\":\"{:016x}\",\"text\":\"", self.chance.u64(..));
+        let mut payload =
+            format!("{{\"user\":{number},\"device\":\"{:016x}\",\"text\":\"", self.chance.u64(..));
         while payload.len() < PAYLOAD - 2 {
             payload.push(char::from(self.chance.u8(b'a'..=b'z')));
         }

@@ -3,7 +3,7 @@
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 who  3… ids
 -- gives   OK {stamp, a letter an id: Z deleted, ? no dead letter}
--- bound   ids <= batch_max_rows
+-- bound   ids <= single_max_rows
 -- events  deleted
 -- memory  allow-oom
 local counts = P .. 'counts'
@@ -13,7 +13,7 @@ for i = 3, #ARGV do
   local id = ARGV[i]
   if not seen[id] and call('ZSCORE', P .. 'dead', id) then
     seen[id] = true
-    need_all('hash', 'dead:' .. id, 'task:' .. home(id))
+    need_all('hash', 'dead:' .. id, 'task:' .. shelf(id))
     letters[#letters + 1] = 'Z'
     gone[#gone + 1] = id
   else
@@ -24,7 +24,7 @@ local records = {}
 for _, id in ipairs(gone) do
   call('ZREM', P .. 'dead', id)
   call('UNLINK', P .. 'dead:' .. id)
-  call('HDEL', P .. 'task:' .. home(id), id)
+  call('HDEL', P .. 'task:' .. shelf(id), id)
   call('HDEL', P .. 'at', id)
   records[#records + 1] = rare(id, NO_GRANT, 'Z', 0, 'deleted by hand')
 end

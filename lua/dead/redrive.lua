@@ -3,20 +3,21 @@
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 who  3… id 16 + due 13
 -- gives   OK {stamp, a letter an id: P pending, K its key belongs to another task, ? no dead letter; the other id of each K}
--- bound   ids <= batch_max_rows
+-- bound   ids <= single_max_rows
 -- events  redriven
 -- memory  refused when full
 local counts = P .. 'counts'
-need('stream', 'events') need_all('hash', 'counts', 'at', 'tries') need_all('zset', 'dead', 'agenda')
-local rows, letters, others, seen = {}, {}, {}, {}
+need('stream', 'events') need_all('hash', 'counts', 'at', 'tries', 'lock') need_all('zset', 'dead', 'agenda')
+local rows, letters, others, seen, keys = {}, {}, {}, {}, {}
 for i = 3, #ARGV do
   local n, id, due = i - 2, sub(ARGV[i], 1, 16), tonumber(sub(ARGV[i], 17, 29))
-  local spec = call('ZSCORE', P .. 'dead', id) and not seen[id] and call('HGET', P .. 'task:' .. home(id), id)
+  local spec = call('ZSCORE', P .. 'dead', id) and not seen[id] and call('HGET', P .. 'task:' .. shelf(id), id)
   if not spec then letters[n] = '?'
   else
     seen[id] = true
-    local at, o = at_of(id, spec), byte(spec, 2) % 2 == 1 and spec_options(spec) or {}
-    local v = o.key and call('HGET', P .. 'keys:' .. o.shard, o.key)
+    local at, o = at_of(id, spec), byte(spec, 2) % 16 ~= 0 and spec_options(spec) or {}
+    -- A row before this one may have taken the key.
+    local v = o.key and (keys[o.key] or call('HGET', P .. 'keys:' .. o.shard, o.key))
     local taken = v and sub(v, 1, 16) ~= id
       and (sub(v, 17, 17) == 'L' or tonumber(sub(v, 18, 30)) > now)
     if taken then
@@ -27,7 +28,15 @@ for i = 3, #ARGV do
       at.due, at.lane, at.failures = due > now and due or now, lane_of_tier(at.lane, 0), 0
       need('hash', 'dead:' .. id)
       need_due(id, at.due, at.lane)
-      if o.key then need('hash', 'keys:' .. o.shard) end
+      if o.key then
+        need('hash', 'keys:' .. o.shard)
+        keys[o.key] = id .. 'L'
+      end
+      -- A total time-out that has passed is no reason to expire at once what somebody wants to run again.
+      if o.deadline and o.deadline > lease_clock() then
+        o.minute = format('%.0f', floor(o.deadline / 60000))
+        need('zset', 'timer:' .. o.minute)
+      end
       rows[#rows + 1] = { id = id, at = at, o = o }
     end
   end
@@ -38,6 +47,10 @@ for _, r in ipairs(rows) do
   local history = call('HGET', P .. 'dead:' .. id, 'attempts')
   if history then call('HSET', P .. 'tries', id, history) end
   if r.o.key then call('HSET', P .. 'keys:' .. r.o.shard, r.o.key, id .. 'L') end
+  if r.o.minute then
+    call('ZADD', P .. 'timer:' .. r.o.minute, r.o.deadline, id)
+    call('ZADD', P .. 'agenda', r.o.minute, 't' .. r.o.minute)
+  end
   call('HSET', P .. 'at', id, at_make(at.due, at.lane, at.fence, 0, 0, at.edits))
   due_put(id, at.due, at.lane)
   call('ZREM', P .. 'dead', id)

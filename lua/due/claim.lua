@@ -43,12 +43,24 @@ if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
   if holders >= tonumber(ARGV[9]) then return { 'NOT_HOLDER', stamp, soonest } end
 end
 local running = tonumber(call('HGET', counts, 'running') or 0)
-need('stream', 'events')
-need_all('hash', 'run', 'at', 'tries')
-need_all('zset', 'agenda', 'leases', 'dead', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
-need('set', 'parked')
-need('string', 'last:' .. pod)
-need_recent()
+-- A visit looks at what it is about to write, and no further: most find little to do.
+local function need_move()
+  need('stream', 'events')
+  need_all('hash', 'run', 'at', 'tries')
+  need_all('zset', 'agenda', 'dead')
+  need_recent()
+end
+local function need_grant()
+  need('stream', 'events')
+  need_all('hash', 'run', 'at')
+  need('zset', 'leases')
+  need('string', lease_name(lnow + dispatch_ms))
+end
+local function need_choice()
+  need_grant()
+  need_all('zset', 'agenda', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
+  need('set', 'parked')
+end
 for _, gone in ipairs(ended) do
   call('HDEL', lock, gone)
   call('DEL', P .. 'last:' .. gone)
@@ -58,6 +70,7 @@ if not meta[10] then call('HSET', KEYS[1], 'v', '1') end
 local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0f%013.0f', now + lock_ms, wake)) end
 
 -- A repeated call: what it was granted and still holds is answered again.
+need('string', 'last:' .. pod)
 local last = call('GET', P .. 'last:' .. pod)
 if last and sub(last, 1, 16) == ARGV[4] then
   local out = { 'OK', stamp, -1, 1, 0, 0 }
@@ -65,7 +78,7 @@ if last and sub(last, 1, 16) == ARGV[4] then
     local id = sub(last, i, i + 15)
     local r = call('HGET', run, id)
     if r and sub(run_grant(r), 9) == sub(last, 17, 26) then
-      local spec = call('HGET', P .. 'task:' .. home(id), id)
+      local spec = call('HGET', P .. 'task:' .. shelf(id), id)
       if spec then
         local at = at_of(id, spec)
         out[#out + 1] = id .. run_lane(r) .. run_grant(r) .. format('%013.0f%02x', at.due, at.failures)
@@ -79,17 +92,23 @@ end
 
 local delta, rares = {}, {}
 local function count(name, n) delta[name] = (delta[name] or 0) + n end
+local function tell()
+  if #rares > 0 then emit('v', pod, table.concat(rares)) end
+  rares = {}
+end
 local function flush()
   for name, d in pairs(delta) do
     if d ~= 0 then call('HINCRBY', counts, name, d) end
   end
-  if #rares > 0 then emit('v', pod, table.concat(rares)) end
+  tell()
 end
 -- Where a key of another type is met on the way, the tasks moved so far are accounted for; the one in hand has not moved.
 local function safely(f, ...)
   local ok, answer = pcall(f, ...)
   if ok then return answer end
   flush()
+  -- The server's pcall gives the text of an error; thrown as it is, it would get a place and another code.
+  if type(answer) == 'string' then answer = { err = string.find(answer, '^%u+ ') and answer or 'ERR ' .. answer } end
   error(answer)
 end
 
@@ -109,7 +128,9 @@ if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
 local reaped, lapsed = 0, {}
 local function lapse(id, r)
   if lapsed[id] then return end
-  local spec, grant, holder = call('HGET', P .. 'task:' .. home(id), id), run_grant(r), run_holder(r)
+  need_move()
+  need('hash', 'task:' .. shelf(id))
+  local spec, grant, holder = call('HGET', P .. 'task:' .. shelf(id), id), run_grant(r), run_holder(r)
   if not spec then
     -- dropped below
   elseif run_cancelled(r) then need_end(id, spec)
@@ -197,7 +218,9 @@ if #names == SETS then
   end
 end
 local function expire(key, id)
-  local spec, r = call('HGET', P .. 'task:' .. home(id), id), call('HGET', run, id)
+  need_move()
+  need('hash', 'task:' .. shelf(id))
+  local spec, r = call('HGET', P .. 'task:' .. shelf(id), id), call('HGET', run, id)
   local at = spec and at_of(id, spec)
   if spec then
     need_end(id, spec)
@@ -268,10 +291,12 @@ end
 local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
 local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
 if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
+if #olds > 0 then safely(need_move) end
 for _, id in ipairs(olds) do
+  safely(need, 'hash', 'task:' .. shelf(id))
   call('ZREM', P .. 'dead', id)
   call('UNLINK', P .. 'dead:' .. id)
-  call('HDEL', P .. 'task:' .. home(id), id)
+  call('HDEL', P .. 'task:' .. shelf(id), id)
   call('HDEL', P .. 'at', id)
   count('dead', -1)
   count('deleted', 1)
@@ -388,6 +413,7 @@ if straight then
   if total > limit or low > normal_limit then straight = false end
 end
 if straight then
+  if #pool > 0 then safely(need_grant) end
   chosen = pool[1] or chosen
   chosen_n = #chosen
   for p = 2, #pool do
@@ -397,6 +423,7 @@ if straight then
     end
   end
 else
+  safely(need_choice)
   look(true)
   -- Ripen: what was read moves into its lane. The due set gives it up after the lane has it.
   for _, l in ipairs(order) do safely(need, 'zset', 'ready:' .. l.lane) end
@@ -425,6 +452,7 @@ else
     local ring = {}
     for _, lane in ipairs(call('ZRANGE', P .. 'ring:' .. p, 0, LANES - 1)) do
       local l = lanes[lane] or { lane = lane, group = sub(lane, 1, 3), level = p, n = 0 }
+      safely(need, 'zset', 'ready:' .. lane)
       l.all = call('ZCARD', P .. 'ready:' .. lane)
       -- After a leap back some of what was ripe is not.
       l.size = now < clock and call('ZCOUNT', P .. 'ready:' .. lane, '-inf', now) or l.all
@@ -459,7 +487,8 @@ else
     local m, lane = 0, l.lane
     for _, id in ipairs(got) do
       if big then
-        bytes = bytes - call('HSTRLEN', P .. 'task:' .. home(id), id)
+        safely(need, 'hash', 'task:' .. shelf(id))
+        bytes = bytes - call('HSTRLEN', P .. 'task:' .. shelf(id), id)
         if bytes < 0 and chosen_n > 0 then full = true break end
       end
       chosen_n = chosen_n + 1
@@ -519,24 +548,24 @@ else
   end
 end
 
--- 6. Specs, by home minute. What has none is damage: dropped, counted, never granted.
+-- 6. Specs, by home hour. What has none is damage: dropped, counted, never granted.
 local n = chosen_n
 local out = { 'OK', stamp, -1, 0, reaped, leap }
 if n > 0 then
-  local ids, specs, first_home, same = {}, nil, sub(chosen[1], 1, 5), true
+  local ids, specs, first, same = {}, nil, shelf(chosen[1]), true
   for i = 1, n do
     local id = sub(chosen[i], 1, 16)
     ids[i] = id
-    if sub(id, 1, 5) ~= first_home then same = false end
+    if shelf(id) ~= first then same = false end
   end
   if same then
-    safely(need, 'hash', 'task:' .. home(first_home))
-    specs = call('HMGET', P .. 'task:' .. home(first_home), unpack(ids))
+    safely(need, 'hash', 'task:' .. first)
+    specs = call('HMGET', P .. 'task:' .. first, unpack(ids))
   else
     local by = {}
     specs = {}
     for i = 1, n do
-      local m = sub(ids[i], 1, 5)
+      local m = shelf(ids[i])
       local b = by[m]
       if not b then
         b = { n = 0, ids = {}, at = {} }
@@ -546,14 +575,13 @@ if n > 0 then
       b.n, b.ids[k], b.at[k] = k, ids[i], i
     end
     for m, b in pairs(by) do
-      safely(need, 'hash', 'task:' .. home(m))
-      local found = call('HMGET', P .. 'task:' .. home(m), unpack(b.ids))
+      safely(need, 'hash', 'task:' .. m)
+      local found = call('HMGET', P .. 'task:' .. m, unpack(b.ids))
       for j, i in ipairs(b.at) do specs[i] = found[j] end
     end
   end
   local ats = call('EXISTS', P .. 'at') == 1 and call('HMGET', P .. 'at', unpack(ids)) or {}
   local deadline = lnow + dispatch_ms
-  safely(need, 'string', lease_name(deadline))
   local dl = format('%013.0f', deadline)
   local first_grant = '00000001' .. nonce
   -- Tasks at home with the same flags and lane have the same record, so it is made once.
@@ -565,6 +593,8 @@ if n > 0 then
       rares[#rares + 1] = rare(id, NO_GRANT, 'F', 0, 'due without a spec: dropped')
       return true
     elseif late < now then
+      safely(need_move)
+      safely(need_end, id, spec)
       count('skipped', 1)
       finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000')
       rares[#rares + 1] = rare(id, NO_GRANT, 'K', 0, 'too late: it was not to start after its latest start')
@@ -609,6 +639,8 @@ if n > 0 then
     call('SET', P .. 'last:' .. pod, ARGV[4] .. nonce)
     call('APPEND', P .. 'last:' .. pod, list)
     count('running', g)
+    -- What lapsed is told before it is granted again.
+    tell()
     if f > 0 then emit('g', pod, f == g and list or table.concat(firsts), first_grant) end
     if #records > 0 then emit('c', pod, table.concat(records)) end
   end
@@ -630,8 +662,9 @@ local next_due = -1
 if backlog == 0 and not truncated then
   for _, name in ipairs(call('ZRANGE', agenda, 0, 7)) do
     local kind, head = sub(name, 1, 1), nil
-    if kind == 't' then head = call('ZRANGE', P .. 'timer:' .. sub(name, 2), 0, 0, 'WITHSCORES')
-    elseif kind ~= 'k' then head = call('ZRANGE', P .. 'due:' .. name, 0, 0, 'WITHSCORES') end
+    -- One of another type is met when it is due.
+    if kind == 't' then head = redis.pcall('ZRANGE', P .. 'timer:' .. sub(name, 2), 0, 0, 'WITHSCORES')
+    elseif kind ~= 'k' then head = redis.pcall('ZRANGE', P .. 'due:' .. name, 0, 0, 'WITHSCORES') end
     local due = head and head[2] and tonumber(head[2])
     if due and (next_due < 0 or due < next_due) then next_due = due end
   end

@@ -3,12 +3,12 @@
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 who  3 cause  4… id 16 + grant 18
 -- gives   OK {stamp, a letter a row: H handed back, C cancelled, Z stale}
--- bound   rows <= batch_max_rows
+-- bound   rows <= single_max_rows
 -- events  handed back, cancelled
 -- memory  allow-oom
 local who, run, counts = ARGV[2], P .. 'run', P .. 'counts'
 need('stream', 'events')
-need_all('hash', 'counts', 'run', 'at', 'tries')
+need_all('hash', 'counts', 'run', 'at', 'tries', 'lock')
 need('zset', 'agenda')
 local ids, letters, rares, pending, cancelled, gone, seen = {}, {}, {}, 0, 0, 0, {}
 for i = 1, #ARGV - 3 do ids[i] = sub(ARGV[i + 3], 1, 16) end
@@ -17,7 +17,8 @@ local found, specs = call('HMGET', run, unpack(ids)), {}
 for i, id in ipairs(ids) do
   local r = found[i]
   if r and run_grant(r) == sub(ARGV[i + 3], 17, 34) then
-    local spec = call('HGET', P .. 'task:' .. home(id), id)
+    need('hash', 'task:' .. shelf(id))
+    local spec = call('HGET', P .. 'task:' .. shelf(id), id)
     specs[i] = spec
     if spec and run_cancelled(r) then need_end(id, spec)
     elseif spec then need_back(id, spec) end

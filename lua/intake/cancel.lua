@@ -3,7 +3,7 @@
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 who  3 cause  4… ids
 -- gives   OK {stamp, a letter an id: C cancelled, A asked (running), D dead, ? not known, else its outcome; holder of each A}
--- bound   ids <= batch_max_rows; looks through 16 MiB of finished ids
+-- bound   ids <= single_max_rows; looks through 16 MiB of finished ids
 -- events  cancelled, cancel asked
 -- memory  allow-oom
 local who, counts = ARGV[2], P .. 'counts'

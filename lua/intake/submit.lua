@@ -4,7 +4,7 @@
 -- args    1 now_ms or ""  2 ms since the first sending, "" if this is it  3 "1": refuse if the bucket is closed
 --         4 first due  5 largest spec  6 number of groups  7 number of keyed shards  8 number of timers
 --         group: minute, "u" or "", n, events (n × 23 bytes), n × (due, id + lane), n × (id, spec)
---         shard: number, n, n × key, n × row (counted over all groups, from 1)
+--         shard: number, n, n × row (4 digits, counted over all groups, from 1), n × key, n × (id + "L")
 --         timer: row, minute, deadline
 -- gives   OK {stamp, n × (row, DUPLICATE | FATE_UNKNOWN, id that stands)}  |  SPREAD_CHANGED {stamp}
 -- bound   rows <= batch_max_rows; a due set takes 10,000, then seconds, then sixteenths
@@ -21,7 +21,7 @@ need_all('hash', 'counts', 'lock')
 local groups, at, total = {}, 9, 0
 for g = 1, tonumber(ARGV[6]) do
   local n = tonumber(ARGV[at + 2])
-  groups[g] = { minute = ARGV[at], base = ARGV[at] .. ARGV[at + 1], n = n, events = ARGV[at + 3], due = at + 4, spec = at + 4 + 2 * n, first = total }
+  groups[g] = { minute = ARGV[at], shelf = format('%.0f', floor(ARGV[at] / 60)), base = ARGV[at] .. ARGV[at + 1], n = n, events = ARGV[at + 3], due = at + 4, spec = at + 4 + 2 * n, first = total }
   total = total + n
   at = at + 4 + 4 * n
 end
@@ -42,28 +42,33 @@ end
 
 -- Keys: the first task stands as long as its state or its window says.
 local shards, keyed = {}, {}
+local function row_of(shard, i) return tonumber(sub(shard.rows, 4 * i - 3, 4 * i)) end
 for s = 1, tonumber(ARGV[7]) do
   local n = tonumber(ARGV[at + 1])
   need('hash', 'keys:' .. ARGV[at])
-  local shard = { key = P .. 'keys:' .. ARGV[at], n = n, at = at + 2 }
-  local found, seen = call('HMGET', shard.key, unpack(ARGV, at + 2, at + 1 + n)), {}
+  local args, keys_at = ARGV, at + 2
+  local values_at = keys_at + n
+  local shard = { key = P .. 'keys:' .. args[at], n = n, rows = args[at + 2], keys_at = keys_at, values_at = values_at }
+  local found, seen = call('HMGET', shard.key, unpack(args, keys_at + 1, keys_at + n)), {}
   for i = 1, n do
-    local row, key, v = tonumber(ARGV[at + 1 + n + i]), ARGV[at + 1 + i], found[i]
-    local own = ARGV[spec_at(row)]
-    -- A key still stands for as long as its window after the first sending, which came before the end.
-    keyed[row] = ARGV[2] ~= '' and spec_options(ARGV[spec_at(row) + 1]).window or nil
+    local key, v = args[keys_at + i], found[i]
     local first = seen[key]
     if not first and v then
       local id, state = sub(v, 1, 16), sub(v, 17, 17)
       local stands = (state == 'E' and tonumber(sub(v, 18, 30)) > now)
-        or (state == 'L' and call('HEXISTS', P .. 'task:' .. home(id), id) == 1)
-      if stands then first = id end
+        or (state == 'L' and call('HEXISTS', P .. 'task:' .. shelf(id), id) == 1)
+      if stands then first = v end
     end
-    if first then refuse(row, 'DUPLICATE', first) end
-    seen[key] = first or own
+    if first then refuse(row_of(shard, i), 'DUPLICATE', sub(first, 1, 16)) end
+    seen[key] = first or args[values_at + i]
+    -- A key still stands for as long as its window after the first sending, which came before the end.
+    if args[2] ~= '' then
+      local row = row_of(shard, i)
+      keyed[row] = spec_options(args[spec_at(row) + 1]).window
+    end
   end
   shards[s] = shard
-  at = at + 2 + 2 * n
+  at = at + 3 + 2 * n
 end
 
 -- Sent again after a lost reply: what is known stays as it is.
@@ -72,8 +77,8 @@ if ARGV[2] ~= '' then
   for _, g in ipairs(groups) do
     local ids = {}
     for i = 1, g.n do ids[i] = ARGV[g.spec + 2 * i - 2] end
-    need('hash', 'task:' .. g.minute)
-    local known = call('HMGET', P .. 'task:' .. g.minute, unpack(ids))
+    need('hash', 'task:' .. g.shelf)
+    local known = call('HMGET', P .. 'task:' .. g.shelf, unpack(ids))
     for i = 1, g.n do
       local row = g.first + i
       if not (skip and skip[row]) then
@@ -111,7 +116,7 @@ for _, g in ipairs(groups) do
     events = table.concat(events)
   end
   if n > 0 then
-    need('hash', 'task:' .. g.minute)
+    need('hash', 'task:' .. g.shelf)
     local plan = { g = g, n = n, due = due, spec = spec, whole = need('zset', 'due:' .. g.base) < SPLIT }
     if not plan.whole then
       plan.sets, plan.order = {}, {}
@@ -143,8 +148,8 @@ for i = 1, tonumber(ARGV[8]) do need('zset', 'timer:' .. ARGV[at + 3 * i - 2]) e
 
 for _, plan in ipairs(plans) do
   local g, n = plan.g, plan.n
-  if plan.spec then call('HSET', P .. 'task:' .. g.minute, unpack(plan.spec))
-  else call('HSET', P .. 'task:' .. g.minute, unpack(ARGV, g.spec, g.spec + 2 * n - 1)) end
+  if plan.spec then call('HSET', P .. 'task:' .. g.shelf, unpack(plan.spec))
+  else call('HSET', P .. 'task:' .. g.shelf, unpack(ARGV, g.spec, g.spec + 2 * n - 1)) end
   if plan.whole then
     local base = P .. 'due:' .. g.base
     if plan.due then call('ZADD', base, unpack(plan.due))
@@ -158,11 +163,10 @@ for _, plan in ipairs(plans) do
   end
 end
 for _, shard in ipairs(shards) do
-  local pairs_, n = {}, 0
+  local pairs_, n, args = {}, 0, ARGV
   for i = 1, shard.n do
-    local row = tonumber(ARGV[shard.at + shard.n + i - 1])
-    if not (skip and skip[row]) then
-      pairs_[n + 1], pairs_[n + 2] = ARGV[shard.at + i - 1], ARGV[spec_at(row)] .. 'L'
+    if not (skip and skip[row_of(shard, i)]) then
+      pairs_[n + 1], pairs_[n + 2] = args[shard.keys_at + i], args[shard.values_at + i]
       n = n + 2
     end
   end

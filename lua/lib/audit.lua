@@ -23,8 +23,9 @@ local function lane_ok(lane)
 end
 local function spec_ok(s)
   local n = #s
-  if n < 21 or byte(s, 1) ~= 1 or byte(s, 10) > 2 or not lane_ok(sub(s, 3, 6)) or u16(s, 7) > 59999 then return false end
-  local flags, at = byte(s, 2), 22
+  local version = byte(s, 1)
+  if n < spec_rest(s) - 1 or (version ~= 1 and version ~= 2) or (version == 1 and byte(s, 10) > 2) or not lane_ok(sub(s, 3, 6)) or u16(s, 7) > 59999 then return false end
+  local flags, at = byte(s, 2), spec_rest(s)
   if flags % 2 >= 1 then
     if at + 6 > n then return false end
     at = at + 7 + u16(s, at + 5)
@@ -70,7 +71,7 @@ end
 -- `place` and `member`: where the task was met, if in a due set or lane. `lease` asks for its lease string too.
 local function judge(id, place, member, spec, lease)
   broken = false
-  local task = 'task:' .. home(id)
+  local task = 'task:' .. shelf(id)
   if spec == nil then spec = look('HGET', P .. task, id) end
   local r, dead, raw = look('HGET', P .. 'run', id), look('ZSCORE', P .. 'dead', id), look('HGET', P .. 'at', id)
   local met = place and look('ZSCORE', P .. place, member)
@@ -121,7 +122,7 @@ local function judge(id, place, member, spec, lease)
       local v = look('HGET', P .. 'keys:' .. o.shard, o.key)
       if not broken and v ~= id .. 'L' then say('key_missing', id, 'keys:' .. o.shard, 'its idempotency key does not name it') end
     end
-    if o.deadline then
+    if o.deadline and o.deadline > lease_clock() then
       local name = 'timer:' .. format('%.0f', floor(o.deadline / 60000))
       local fires = look('ZSCORE', P .. name, id)
       if not broken and not fires then say('timer_missing', id, name, 'it would not expire') end

@@ -14,6 +14,17 @@ local function home(id)
   end
   return m
 end
+local shelves = {}
+-- The hour of an id's home minute, as text: the hash in which its spec lies for life.
+local function shelf(id)
+  local p = sub(id, 1, 5)
+  local h = shelves[p]
+  if not h then
+    h = format('%.0f', floor(home(id) / 60))
+    shelves[p] = h
+  end
+  return h
+end
 local levels = {}
 -- The priority, 0 to 5, of a lane code.
 local function level(lane)

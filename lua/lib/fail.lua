@@ -1,24 +1,37 @@
 -- lib/fail: what follows a failure: another try later, a hand-back, or the dead letters.
 -- One attempt in `tries` and in a dead letter: time 13, fence 8 hex, length of the holder 2, holder, length of the text 4, text
-local TRIES_MAX = 24576
+-- Attempts kept: the first one and the latest.
+local ATTEMPTS = 16
 local function attempt(grant, holder, text)
   text = sub(text, 1, 1024)
   return now13 .. sub(grant, 1, 8) .. format('%02d', #holder) .. holder .. format('%04d', #text) .. text
 end
 local function tries_add(id, record)
   local had = call('HGET', P .. 'tries', id) or ''
-  if #had + #record <= TRIES_MAX then had = had .. record end
+  local at, n, first, second = 1, 0, 0, 0
+  while at <= #had do
+    local name = tonumber(sub(had, at + 21, at + 22))
+    local text = name and tonumber(sub(had, at + 23 + name, at + 26 + name))
+    if not text then break end
+    at, n = at + 27 + name + text, n + 1
+    if n == 1 then first = at - 1 elseif n == 2 then second = at - 1 end
+  end
+  if n >= ATTEMPTS then had = sub(had, 1, first) .. sub(had, second + 1) end
+  had = had .. record
   call('HSET', P .. 'tries', id, had)
   return had
 end
 -- The wait after the n-th failure in ms; `chance` in 0..1 takes away up to the jitter's share.
 local function wait_ms(spec, n, chance)
-  local growth, base, cap = byte(spec, 10), u32(spec, 12), u32(spec, 18)
+  local growth, jitter, base, factor, cap = 2, 20, 5000, 500, 3600000
+  if byte(spec, 1) == 1 then
+    growth, jitter, base, factor, cap = byte(spec, 10), byte(spec, 11), u32(spec, 12), u16(spec, 16), u32(spec, 18)
+  end
   local wait = base
   if growth == 1 then wait = base * n
-  elseif growth == 2 then wait = base * (u16(spec, 16) / 100) ^ (n - 1) end
+  elseif growth == 2 then wait = base * (factor / 100) ^ (n - 1) end
   if not (wait < cap) then wait = base == 0 and 0 or cap end
-  return floor(wait - wait * byte(spec, 11) / 100 * chance)
+  return floor(wait - wait * jitter / 100 * chance)
 end
 local function lane_of_tier(lane, failures)
   local d = level(lane) * 8 + (failures < 6 and failures or 6) + 1
@@ -26,7 +39,7 @@ local function lane_of_tier(lane, failures)
 end
 local function failure_of(spec, at, final)
   local failures = at.failures < 255 and at.failures + 1 or 255
-  return failures, final or failures > byte(spec, 9)
+  return failures, final or failures > (byte(spec, 1) == 1 and byte(spec, 9) or 2)
 end
 -- What a counted failure would write.
 local function need_fail(id, spec, final, after, chance)

@@ -2,7 +2,8 @@
 -- Answers a letter: P pending (with spec, place record, whether it is not at home), R running (with its record),
 -- D dead, or ? neither: finished or not known.
 local function find(id)
-  local spec = call('HGET', P .. 'task:' .. home(id), id)
+  need('hash', 'task:' .. shelf(id))
+  local spec = call('HGET', P .. 'task:' .. shelf(id), id)
   local r = call('HGET', P .. 'run', id)
   if r then return 'R', spec, r end
   if not spec then return '?' end

@@ -2,7 +2,7 @@
 local SPLIT = 10000
 local function due_base(minute, lane) return minute .. (level(lane) < 2 and 'u' or '') end
 local function due_second(base, due) return base .. format('.%02d', floor(due / 1000) % 60) end
-local function due_fine(second, id) return second .. format('.%x', byte(id, 16) % 16) end
+local function due_fine(second, id) return second .. format('.%x', digit(sub(id, 16, 16)) % 16) end
 -- The set a task belongs into now: the minute's, once that is full the second's, then one of 16.
 local function due_name(id, due, lane)
   local name = due_base(format('%.0f', floor(due / 60000)), lane)

@@ -2,11 +2,13 @@
 local function u16(s, i) local a, b = byte(s, i, i + 1) return a * 256 + b end
 local function u32(s, i) local a, b, c, d = byte(s, i, i + 3) return ((a * 256 + b) * 256 + c) * 256 + d end
 local function u48(s, i) return u16(s, i) * 4294967296 + u32(s, i + 2) end
+-- Where the options begin: a spec of version 2 has the usual retry policy and does not say it.
+local function spec_rest(s) return byte(s, 1) == 2 and 9 or 22 end
 local function spec_lane(s) return sub(s, 3, 6) end
 local function spec_due(id, s) return home(id) * 60000 + u16(s, 7) end
 -- The options: {shard, window_ms, key, plan, deadline, start_before}, each where the task has it.
 local function spec_options(s)
-  local flags, at, o = byte(s, 2), 22, {}
+  local flags, at, o = byte(s, 2), spec_rest(s), {}
   if flags % 2 >= 1 then
     local len = u16(s, at + 5)
     o.shard, o.window, o.key = byte(s, at), u32(s, at + 1) * 1000, sub(s, at + 7, at + 6 + len)

@@ -1,21 +1,15 @@
--- member/recall: takes offers of frozen queues and plans back out of an executor's inbox.
+-- member/recall: takes offers of frozen queues back out of an executor's inbox.
 -- moves   none (the caller hands them back)
 -- keys    1 {namespace:x:executor}:meta   2 …:never   (the rest derives from the tag)
--- args    1 now_ms or ""  2 epoch of the freeze  3 "1": all  4 number of groups, groups (4 bytes each), then plans
+-- args    1 now_ms or ""  2 epoch of the freeze  3 "1": all  4… groups (4 bytes each)
 -- gives   OK {stamp, offers}
 -- bound   an inbox holds at most its capacity
 -- events  none
 -- memory  allow-oom
-local all, groups, plans = ARGV[3] == '1', {}, {}
-local n = tonumber(ARGV[4])
-for i = 5, 4 + n do groups[ARGV[i]] = true end
-for i = 5 + n, #ARGV do plans[ARGV[i]] = true end
-local some = #ARGV > 4 + n
--- An offer: version 1, id 16, grant 18, group 4, urgent 1, due 8, attempt 4, not after 8, then the spec.
-local function frozen(o)
-  if all or groups[sub(o, 36, 39)] then return true end
-  return some and plans[spec_options(sub(o, 61)).plan or ''] == true
-end
+local all, groups = ARGV[3] == '1', {}
+for i = 4, #ARGV do groups[ARGV[i]] = true end
+-- An offer: version 1, id 16, grant 18, group 4, and more.
+local function frozen(o) return all or groups[sub(o, 36, 39)] end
 local out, bytes = { 'OK', stamp }, 0
 for _, name in ipairs({ 'inbox', 'urgent' }) do
   local list = P .. name

@@ -1,7 +1,7 @@
 -- queue/freeze: what is frozen starts nothing more until it is thawed.
 -- moves   none (frozen tasks stay pending)
 -- keys    1 {namespace:freeze}:meta   2 {namespace:freeze}:never   (the rest derives from the tag)
--- args    1 now_ms or ""  2 "f" freeze, "t" thaw, "" only read  3 what: all, q:<queue>, p:<plan>  4 who  5 cause  6 most
+-- args    1 now_ms or ""  2 "f" freeze, "t" thaw, "" only read  3 what: all, q:<queue>  4 who  5 cause  6 most
 -- gives   OK {stamp, epoch, 1 if something changed, n × (what, since 13 + length of who 2 + who + cause)}  |  FULL {stamp}
 -- bound   at most as many entries as the caller allows
 -- events  none

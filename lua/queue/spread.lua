@@ -5,7 +5,7 @@
 -- gives   OK {stamp, buckets of keys, buckets, holders, epoch}
 -- bound   one hash of five fields
 -- events  none
--- memory  refused when full
+-- memory  allow-oom
 local h = P .. 'spread'
 if call('EXISTS', h) == 0 then
   call('HSET', h, 'key_buckets', ARGV[2], 'buckets', ARGV[3], 'holders', ARGV[4], 'epoch', '1', 'born', now13)

@@ -10,7 +10,7 @@ local tasks, bytes, cursor, met, done = tonumber(ARGV[2]), tonumber(ARGV[3]), AR
 -- Met in another key than that of its spec: what the walk through the specs will see is left to it.
 local function glance(id, place, member)
   broken = false
-  local there = look('HEXISTS', P .. 'task:' .. home(id), id)
+  local there = look('HEXISTS', P .. 'task:' .. shelf(id), id)
   if broken then return end
   local right = there == 1
   if right and place then
@@ -49,7 +49,7 @@ local function walk(name)
         say('record_unreadable', '', name, 'the state of an idempotency key has the wrong form')
       elseif state == 'L' then
         broken = false
-        local spec = look('HGET', P .. 'task:' .. home(id), id)
+        local spec = look('HGET', P .. 'task:' .. shelf(id), id)
         local own = spec and spec_ok(spec) and spec_options(spec).key
         if spec then bytes = bytes - #spec end
         if not broken and not spec then say('orphan_key', id, name, 'names a task that does not exist', field)
@@ -64,7 +64,7 @@ local function walk(name)
         judge(id, nil, nil, v)
       elseif kind == 'timer' then
         broken = false
-        if look('HEXISTS', P .. 'task:' .. home(id), id) == 0 and not broken then say('timer_without_task', id, name, 'the task has ended', id) end
+        if look('HEXISTS', P .. 'task:' .. shelf(id), id) == 0 and not broken then say('timer_without_task', id, name, 'the task has ended', id) end
       elseif kind == 'due' or kind == 'ready' then
         glance(id, name, field)
       else

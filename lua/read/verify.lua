@@ -11,7 +11,7 @@ for i = 3, #ARGV, 4 do
   local id = ARGV[i]
   if bytes <= 0 then break end
   broken = false
-  bytes = bytes - (look('HSTRLEN', P .. 'task:' .. home(id), id) or 0)
+  bytes = bytes - (look('HSTRLEN', P .. 'task:' .. shelf(id), id) or 0)
   local lease = ARGV[i + 3] == '1'
   if lease then
     local r = look('HGET', P .. 'run', id)
@@ -22,11 +22,11 @@ for i = 3, #ARGV, 4 do
   local stands = kind == 'due' or kind == 'ready'
   judge(id, stands and place or nil, ARGV[i + 2], nil, lease)
   broken = false
-  if kind == 'timer' and look('ZSCORE', P .. place, id) and look('HEXISTS', P .. 'task:' .. home(id), id) == 0 then
+  if kind == 'timer' and look('ZSCORE', P .. place, id) and look('HEXISTS', P .. 'task:' .. shelf(id), id) == 0 then
     say('timer_without_task', id, place, 'the task has ended', id)
   elseif kind == 'keys' then
     local v = look('HGET', P .. place, ARGV[i + 2])
-    local spec = look('HGET', P .. 'task:' .. home(id), id)
+    local spec = look('HGET', P .. 'task:' .. shelf(id), id)
     if v == id .. 'L' and not broken then
       if not spec then say('orphan_key', id, place, 'names a task that does not exist', ARGV[i + 2])
       elseif spec_ok(spec) and spec_options(spec).key ~= ARGV[i + 2] then say('orphan_key', id, place, 'names a task with another key', ARGV[i + 2]) end

@@ -3,13 +3,13 @@
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 executor  3 "1" if sent again  4 chance 0..1  5 rows n  6 "1" if all are S, each once
 --         7 n × (id 16 + grant 18 + outcome 1 + lag 5 + took 5)  8 n × (id 16 + outcome 1 + fence 8)  9 n × lag bin 2
---         10 number of runs  11 number of lag bins, then for each run: home minute, grant, rows; for each bin: bin, rows;
+--         10 number of runs  11 number of lag bins, then for each run: home hour, grant, rows; for each bin: bin, rows;
 --         then n × id, run by run; unless 6 is "1", n × text
 --         outcome: S done, C cancelled, K not started: too late, F failed, D do not retry,
 --         A after (13 digits of ms, then 1 if counted, then text)
 -- gives   OK {stamp, a letter a row: S, C, K, R tried again, D dead, Z stale, N known already; due of each R}
--- bound   rows <= batch_max_rows
--- events  ended; retried, died, skipped
+-- bound   rows <= ack_max_weight, where one that does not end its task counts as ack_failure_weight
+-- events  ended; retried, died, cancelled, skipped
 -- memory  allow-oom
 local args, run, counts = ARGV, P .. 'run', P .. 'counts'
 local who, again, chance, n = args[2], args[3] == '1', tonumber(args[4]), tonumber(args[5])
@@ -21,7 +21,7 @@ local texts_at = ids_at + n
 local lag_name = 'lag:' .. format('%.0f', floor(now / 60000))
 local lag_key = P .. lag_name
 need('stream', 'events')
-need_all('hash', 'counts', 'run', 'at', 'tries', lag_name)
+need_all('hash', 'counts', 'run', 'at', 'tries', 'lock', lag_name)
 need_all('zset', 'agenda', 'dead')
 need_recent()
 for a = runs_at + 1, bins_at, 3 do need('hash', 'task:' .. args[a]) end
@@ -33,22 +33,29 @@ local function lags(bins, worst)
   if worst > (call('HGET', lag_key, 'max') or '') then call('HSET', lag_key, 'max', worst) end
 end
 
--- As a rule all succeed under their current grants and have nothing else to clear away: then whole stretches of ARGV
--- go to Redis as they stand.
+-- As a rule all succeed under their current grants and have nothing else to clear away but perhaps a key: then whole
+-- stretches of ARGV go to Redis as they stand. Answers the rows that have a key, or nothing where one is of another kind.
 local function plain()
-  if args[6] ~= '1' then return false end
-  local i = 0
+  if args[6] ~= '1' then return end
+  local i, keyed, k = 0, {}, 0
   for a = runs_at + 1, bins_at, 3 do
     local grant = args[a + 1]
     for _ = 1, tonumber(args[a + 2]) do
       i = i + 1
       local r = found[i]
-      if not r or sub(r, 17, 34) ~= grant or sub(r, 2, 3) ~= '-0' then return false end
+      local kind = r and sub(r, 2, 3)
+      if not r or sub(r, 17, 34) ~= grant or (kind ~= '-0' and kind ~= '-1') then return end
+      if kind == '-1' then
+        k = k + 1
+        keyed[k] = args[ids_at + i]
+      end
     end
   end
-  return true
+  return keyed
 end
-if plain() then
+local keyed = plain()
+if keyed then
+  local ends = keyed[1] and keys_ending(keyed)
   local at, rows = ids_at, 0
   for a = runs_at + 1, bins_at, 3 do
     rows = rows + tonumber(args[a + 2])
@@ -57,6 +64,7 @@ if plain() then
       at, rows = at + rows, 0
     end
   end
+  if ends then keys_end(ends) end
   call('HDEL', run, unpack(args, ids_at + 1, ids_at + n))
   remember(recent_rows)
   call('HINCRBY', counts, 'running', -n)
@@ -87,7 +95,7 @@ for i = 1, n do
       n_past = n_past + 1
     end
   elseif not (run_bits(r) == 0 and (ENDS[outcome] or run_cancelled(r))) then
-    local spec = call('HGET', P .. 'task:' .. home(id), id)
+    local spec = call('HGET', P .. 'task:' .. shelf(id), id)
     specs[i] = spec
     if not spec then
       -- dropped below
@@ -121,7 +129,7 @@ for i = 1, n do
     local final = flagged and 'C' or (ENDS[outcome] and outcome)
     if final then
       if bits == 0 then
-        local m = sub(id, 1, 5)
+        local m = shelf(id)
         local h = homes[m]
         if not h then
           h = {}
@@ -176,7 +184,7 @@ for i = 1, n do
     end
   end
 end
-for m, h in pairs(homes) do call('HDEL', P .. 'task:' .. home(m), unpack(h)) end
+for m, h in pairs(homes) do call('HDEL', P .. 'task:' .. m, unpack(h)) end
 if #done > 0 then call('HDEL', run, unpack(done)) end
 if #recent > 0 then remember(table.concat(recent)) end
 local left = succeeded + cancelled + skipped + pending + dead + #away

@@ -78,7 +78,7 @@ pub enum Command {
     Cancel(IdArgs),
     /// Change when a task is due
     Reschedule(RescheduleArgs),
-    /// Let nothing more of a queue, a plan or everything start; what runs goes on
+    /// Let nothing more of a queue or of everything start; what runs goes on
     Freeze(FreezeArgs),
     /// Let what was frozen start again
     Thaw(FreezeArgs),
@@ -107,7 +107,7 @@ pub enum Command {
 
 /// What to freeze or thaw.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("scope").required(true).args(["queue", "plan", "all"])), after_help = "\
+#[command(group(ArgGroup::new("scope").required(true).args(["queue", "all"])), after_help = "\
 Nothing more starts within a second; offers that have not started come back out of the inboxes.
 Examples:
   minutehand freeze --queue push.sms --why 'gateway is down'
@@ -116,9 +116,6 @@ pub struct FreezeArgs {
     /// This queue
     #[arg(long, value_name = "NAME")]
     pub queue: Option<String>,
-    /// This plan
-    #[arg(long, value_name = "NAME")]
-    pub plan: Option<String>,
     /// Everything in the namespace
     #[arg(long)]
     pub all: bool,
@@ -258,7 +255,7 @@ Examples:
   minutehand demo --speed 3600 --pods 3 --executors 4")]
 pub struct DemoArgs {
     /// How many of the plan's seconds pass in one
-    #[arg(long, default_value_t = 1_200.0, value_name = "TIMES")]
+    #[arg(long, default_value_t = 1_200.0, value_name = "TIMES", allow_negative_numbers = true)]
     pub speed: f64,
     /// Pods that compete for the tasks
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
@@ -295,7 +292,7 @@ pub struct WorkArgs {
     #[arg(long, required = true, value_name = "NAME")]
     pub queue: Vec<String>,
     /// Tasks that run at the same time [default: 32]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub slots: Option<u32>,
     /// Run this command for each task
     #[arg(long, value_name = "CMD")]
@@ -383,9 +380,9 @@ pub struct SubmitArgs {
     #[arg(long, allow_hyphen_values = true)]
     pub key: Option<String>,
     /// Tries after the first one, 0 to 254 [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub retries: Option<u32>,
-    /// Wait before them: fixed:200ms, linear:5s[:CAP] or exponential:5s[:x5[:CAP]] [default: exponential:5s:x5:1h]
+    /// Wait before them: fixed:200ms, linear:5s:10m or exponential:5s:x5:1h [default: exponential:5s:x5:1h]
     #[arg(long, value_name = "POLICY")]
     pub backoff: Option<String>,
     /// Time-outs, and how safe it must be.
@@ -449,7 +446,7 @@ pub struct ImportArgs {
     #[arg(long, value_name = "COLUMN")]
     pub priority_column: Option<String>,
     /// Tries after the first one, 0 to 254 [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub retries: Option<u32>,
     /// Wait before them, as for submit
     #[arg(long, value_name = "POLICY")]
@@ -461,7 +458,7 @@ pub struct ImportArgs {
     #[arg(long, value_name = "T=now")]
     pub rebase: Option<String>,
     /// With --rebase: how many of the plan's seconds pass in one
-    #[arg(long, value_name = "TIMES", requires = "rebase")]
+    #[arg(long, value_name = "TIMES", requires = "rebase", allow_negative_numbers = true)]
     pub speed: Option<f64>,
     /// Read everything first; send nothing if one row is bad
     #[arg(long)]

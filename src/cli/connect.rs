@@ -57,19 +57,13 @@ pub async fn client(loaded: &Loaded) -> Result<Client, CliError> {
     Ok(Client::connect(ClientSettings { redis: settings(&loaded.settings)?, namespace }).await?)
 }
 
-/// What a task gets that names no policy of its own: `--retries` and `--backoff` come in by the settings.
-pub fn retry(settings: &Settings) -> Result<Retry, CliError> {
-    let retry: Retry = settings.defaults.backoff.parse()?;
-    Ok(retry.with_retries(settings.defaults.retries)?)
-}
-
 /// A task of this queue for which nothing else is said: what the settings say, and so the flags.
 pub fn task(settings: &Settings, queue: QueueName) -> Result<NewTask, CliError> {
     let defaults = &settings.defaults;
     let some = |span: Span| (span.ms() > 0).then(|| span.ms());
     let small = |ms: i64| u32::try_from(ms).unwrap_or(u32::MAX);
     Ok(NewTask {
-        retry: retry(settings)?,
+        retry: defaults.backoff.parse::<Retry>()?.with_retries(defaults.retries)?,
         lease_ms: some(defaults.lease).filter(|ms| *ms != limits::LEASE_MS).map(small),
         timeout_ms: some(defaults.timeout).map(small),
         start_within_ms: some(defaults.start_within),
@@ -143,6 +137,21 @@ mod tests {
         let id = crate::model::TaskId::new(crate::model::Minute(1), crate::model::Bucket::default(), 1);
         assert_eq!(CliError::from(ClientError::NotFound(id)).exit, Exit::NotFound);
         assert_eq!(CliError::from(StoreError::Closed).exit, Exit::Failed);
+    }
+
+    #[test]
+    fn settings_reach_the_tasks() {
+        let mut loaded = Settings::load(&Sources::default()).unwrap().settings;
+        let queue = QueueName::new("q").unwrap();
+        let task = |settings: &Settings| task(settings, queue.clone());
+        assert_eq!(task(&loaded), Ok(NewTask::to(queue.clone())));
+        loaded.defaults.backoff = "fixed:200ms".into();
+        loaded.defaults.retries = 7;
+        loaded.defaults.lease = crate::settings::Span::from_ms(4_000);
+        let found = task(&loaded).unwrap();
+        assert_eq!((found.retry.retries, found.retry.wait_ms(3), found.lease_ms), (7, 200, Some(4_000)));
+        loaded.defaults.retries = 255;
+        assert_eq!(task(&loaded).unwrap_err().field.as_deref(), Some("retries"));
     }
 
     #[test]

@@ -64,6 +64,8 @@ type Ledger = Arc<Mutex<HashMap<TaskId, u32>>>;
 
 /// Plays the day and reports. Exit code 0 only if every task succeeded exactly once.
 pub async fn run(args: &DemoArgs, output: Output) -> Result<Exit, CliError> {
+    // What can be wrong is said before anything is started.
+    DueReader::new(Some(find_zone(ZONE)?)).with_rebase(FIRST, Some(args.speed), UnixMs(0))?;
     let stop = signal::stop()?;
     let server = PrivateServer::start(ServerOptions::default()).await?;
     let outcome = play(args, output, &server, &stop).await;

@@ -3,21 +3,15 @@
 use super::args::{FreezeArgs, Output};
 use super::error::{CliError, Exit};
 use super::{connect, render};
-use crate::limits;
 use crate::model::QueueName;
-use crate::model::lane::check_name;
 use crate::settings::Loaded;
 use crate::store::queue::Scope;
 
 /// Freezes or thaws, and says what is frozen now.
 pub async fn run(args: &FreezeArgs, freeze: bool, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
-    let scope = match (&args.queue, &args.plan) {
-        (Some(queue), _) => Scope::Queue(QueueName::new(queue)?),
-        (None, Some(plan)) => {
-            check_name("plan", plan, limits::PLAN_MAX_BYTES)?;
-            Scope::Plan(plan.clone())
-        }
-        (None, None) => Scope::All,
+    let scope = match &args.queue {
+        Some(queue) => Scope::Queue(QueueName::new(queue)?),
+        None => Scope::All,
     };
     let client = connect::client(loaded).await?;
     let who = connect::who();
@@ -31,7 +25,6 @@ pub async fn run(args: &FreezeArgs, freeze: bool, loaded: &Loaded, output: Outpu
         let name = match &scope {
             Scope::All => "everything".to_owned(),
             Scope::Queue(queue) => format!("queue {queue}"),
-            Scope::Plan(plan) => format!("plan {plan}"),
         };
         let mut lines = vec![match (freeze, frost.changed) {
             (true, true) => format!("{name} is frozen: nothing more of it starts"),
@@ -40,8 +33,17 @@ pub async fn run(args: &FreezeArgs, freeze: bool, loaded: &Loaded, output: Outpu
             (false, false) => format!("{name} was not frozen"),
         }];
         for frozen in &frost.freeze.frozen {
-            let why = if frozen.cause.is_empty() { String::new() } else { format!(": {}", render::safe(&frozen.cause)) };
-            lines.push(format!("frozen since {}: {} by {}{why}", frozen.since, frozen.scope, render::safe(&frozen.who)));
+            let why = if frozen.cause.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", render::safe(&frozen.cause))
+            };
+            lines.push(format!(
+                "frozen since {}: {} by {}{why}",
+                frozen.since,
+                frozen.scope,
+                render::safe(&frozen.who)
+            ));
         }
         for pod in &frost.pods_behind {
             lines.push(format!("pod {} has not followed yet", render::safe(pod)));

@@ -49,12 +49,27 @@ fn refuse(error: &clap::Error, line: &[OsString]) -> Exit {
     let json = line.windows(2).any(|pair| pair[0] == "--output" && pair[1] == "json")
         || line.iter().any(|word| word == "--output=json");
     if json && error.use_stderr() {
-        let text = error.to_string();
-        let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-        return CliError::usage("", message).report(Output::Json);
+        return usage(error).report(Output::Json);
     }
     let _ = error.print();
     if error.use_stderr() { Exit::Usage } else { Exit::Ok }
+}
+
+/// What clap found wrong: its first paragraph, and the option that it is about.
+fn usage(error: &clap::Error) -> CliError {
+    use clap::error::{ContextKind, ContextValue};
+    let option = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(option)) => option.as_str(),
+        Some(ContextValue::Strings(options)) => options.first().map_or("", String::as_str),
+        _ => "",
+    };
+    // `--queue <NAME>` is the field `queue`; so is `<--exec <CMD>|…>` the field `exec`.
+    let field = option.trim_start_matches(['<', '-']);
+    let field = &field[..field.find([' ', '=', '>', '|']).unwrap_or(field.len())];
+    let text = error.to_string();
+    let lines = text.lines().take_while(|line| !line.is_empty()).map(str::trim);
+    let message = lines.collect::<Vec<_>>().join(" ");
+    CliError::usage(field, message.trim_start_matches("error: "))
 }
 
 fn start(cli: Cli) -> Result<Exit, CliError> {

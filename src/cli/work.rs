@@ -25,13 +25,13 @@ fn settings(args: &WorkArgs, loaded: &Loaded) -> ExecutorSettings {
     }
 }
 
-/// Runs an executor until it is told to stop; then it drains.
+/// Runs an executor until it is told to stop; then it drains. Told twice, it gives up what still runs.
 pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
     for queue in &args.queue {
         QueueName::new(queue)?;
     }
     Labels::new(&args.label)?;
-    let stop = signal::stop()?;
+    let (stop, now) = signal::stop_then_now()?;
     let space = connect::space(loaded).await?;
     let mut builder = Executor::builder(space).settings(settings(args, loaded));
     for queue in &args.queue {
@@ -45,7 +45,7 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
             (None, None) => builder.handle(queue, executor::discard()),
         };
     }
-    let report = builder.build()?.run(stop).await.map_err(|error| match error {
+    let report = builder.build()?.run_until(stop, now).await.map_err(|error| match error {
         ExecutorError::Store(error) => CliError::from(error),
         ExecutorError::Journal(error) => CliError { code: "journal", ..CliError::failed(error.to_string()) },
         other => CliError::failed(other.to_string()),

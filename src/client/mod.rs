@@ -176,14 +176,14 @@ impl Client {
         }
     }
 
-    /// Freezes a queue, a plan or everything, and waits until all live pods follow.
+    /// Freezes a queue or everything, and waits until all live pods follow.
     pub async fn freeze(&self, scope: &Scope, who: &str, cause: &str) -> Result<Frost, ClientError> {
         let space = self.space();
         let (freeze, changed) = repeat(space, || queue::freeze(space, scope, who, cause)).await?;
         self.followed(freeze, changed).await
     }
 
-    /// Thaws a queue, a plan or everything, and waits until all live pods follow.
+    /// Thaws a queue or everything, and waits until all live pods follow.
     pub async fn thaw(&self, scope: &Scope, who: &str) -> Result<Frost, ClientError> {
         let space = self.space();
         let (freeze, changed) = repeat(space, || queue::thaw(space, scope, who)).await?;

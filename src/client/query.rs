@@ -367,7 +367,7 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
     let failures = found.place.map_or(0, |place| place.failures);
     let plan = spec.as_ref().and_then(|spec| spec.plan.clone());
     let freeze = queue::frozen(space).await?;
-    let held = group.as_ref().is_some_and(|group| freeze.holds(&group.queue, plan.as_deref()));
+    let held = group.as_ref().is_some_and(|group| freeze.of_queue(&group.queue).is_some());
     let view = match (found.state, &found.run) {
         (State::Running, Some(run)) if run.phase == Phase::Claimed => "claimed",
         (State::Running, Some(run)) if run.phase == Phase::Offered => "offered",

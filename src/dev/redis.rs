@@ -511,7 +511,7 @@ type Job = (Command, mpsc::Sender<io::Result<Child>>);
 ///
 /// The kernel ends it already when the *thread* that started it ends, so one thread that never ends
 /// starts them all.
-fn spawn(mut command: Command) -> io::Result<Child> {
+pub fn spawn(mut command: Command) -> io::Result<Child> {
     static THREAD: OnceLock<Option<mpsc::Sender<Job>>> = OnceLock::new();
     let thread = THREAD.get_or_init(|| {
         let (tx, rx) = mpsc::channel::<Job>();

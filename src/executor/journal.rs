@@ -653,8 +653,11 @@ mod tests {
             Just(Outcome::Skipped),
             error().prop_map(|error| Outcome::Failed { error }),
             error().prop_map(|error| Outcome::Fatal { error }),
-            (0i64..99_999, any::<bool>(), error())
-                .prop_map(|(ms, counted, error)| Outcome::RetryAfter { ms, counted, error }),
+            (0i64..99_999, any::<bool>(), error()).prop_map(|(ms, counted, error)| Outcome::RetryAfter {
+                ms,
+                counted,
+                error
+            }),
         ]
     }
 

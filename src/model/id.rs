@@ -55,6 +55,11 @@ impl TaskId {
         Minute(value as u32)
     }
 
+    /// The hour of the home minute: the hash in which the task's spec lies for life.
+    pub fn shelf(&self) -> u32 {
+        self.home().0 / 60
+    }
+
     /// The bucket the task was born in and never leaves.
     pub fn bucket(&self) -> Bucket {
         let value = digits::read(&self.0[5..]).unwrap_or(0) >> UNIQUE_BITS;

@@ -50,6 +50,15 @@ impl UnixMs {
     /// Reads an instant with an offset, as RFC 3339 writes it.
     pub fn parse_rfc3339(text: &str) -> Result<Self, FieldError> {
         text.trim().parse::<jiff::Timestamp>().map(|at| Self(at.as_millisecond())).map_err(|error| {
+            // Well written, and beyond what can be reckoned with.
+            let pieces = jiff::fmt::temporal::Pieces::parse(text.trim());
+            if pieces.is_ok_and(|pieces| pieces.time().is_some() && pieces.offset().is_some()) {
+                let detail = format!(
+                    "{} is out of range; at most 10 years ahead are allowed",
+                    super::field::shown(text)
+                );
+                return FieldError::new("due", Reason::OutOfRange, detail);
+            }
             let detail = format!(
                 "{} is no RFC 3339 time such as 2026-12-24T18:00:00Z: {error}",
                 super::field::shown(text)

@@ -22,7 +22,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 /// Cost of a task of which nobody knows anything, in ms.
@@ -124,6 +124,8 @@ pub(crate) struct Dispatcher {
     inner: Mutex<Inner>,
     room: Notify,
     room_version: AtomicU64,
+    /// Grows when a queue is served that was not.
+    opened: watch::Sender<u64>,
     /// Claim loops that left something ripe behind.
     demand: AtomicU64,
     draining: AtomicBool,
@@ -138,6 +140,7 @@ impl Dispatcher {
             inner: Mutex::default(),
             room: Notify::new(),
             room_version: AtomicU64::new(0),
+            opened: watch::Sender::new(0),
             demand: AtomicU64::new(0),
             draining: AtomicBool::new(false),
         }
@@ -172,6 +175,11 @@ impl Dispatcher {
         for executor in tight {
             self.replenish(shared, &executor);
         }
+    }
+
+    /// Changes when a queue is served that was not before: what stood aside may be claimed.
+    pub fn opened(&self) -> watch::Receiver<u64> {
+        self.opened.subscribe()
     }
 
     fn tell_room(&self) {
@@ -226,6 +234,8 @@ impl Dispatcher {
                 outbox.tight = false;
             }
         }
+        let served = |view: &View, code: &u32| view.serving(*code).is_some_and(|serving| !serving.is_empty());
+        let opened = view.groups.keys().any(|code| served(view, code) && !served(&inner.view, code));
         inner.view = Arc::new(View {
             pods: view.pods.clone(),
             busy_pods: view.busy_pods,
@@ -236,6 +246,9 @@ impl Dispatcher {
         });
         inner.waiting.extend(lost);
         drop(inner);
+        if opened {
+            self.opened.send_modify(|count| *count += 1);
+        }
         self.tell_room();
     }
 
@@ -373,7 +386,9 @@ impl Dispatcher {
         metric::handles().handed_back.add("no_executor", parcels.len() as u64);
         let view = Arc::clone(&self.inner.lock().view);
         let frozen = |parcel: &Parcel| {
-            view.groups.get(&parcel.group).is_some_and(|(group, _)| view.freeze.of_queue(&group.queue).is_some())
+            view.groups
+                .get(&parcel.group)
+                .is_some_and(|(group, _)| view.freeze.of_queue(&group.queue).is_some())
         };
         let (held, unserved): (Vec<_>, Vec<_>) = parcels.iter().partition(|parcel| frozen(parcel));
         for (parcels, cause) in [(held, "frozen"), (unserved, "no executor serves its queue and labels")] {
@@ -490,6 +505,16 @@ impl Dispatcher {
                 if let Some(outbox) = inner.outboxes.get_mut(executor) {
                     back.extend(outbox.urgent.drain(..).chain(outbox.normal.drain(..)));
                     (outbox.credit, outbox.spare, outbox.heard) = (0, 0, at);
+                }
+            }
+            Err(error) if !error.fate_unknown() => {
+                // None of them was sent: they are routed anew when the executor is heard of again.
+                tracing::warn!(executor, %error, tasks = urgent.len() + normal.len(), "offer was not sent; trying again");
+                shared.ready.failing(clock::mono(), format!("offer: {error}"));
+                back.append(&mut urgent);
+                back.append(&mut normal);
+                if let Some(outbox) = inner.outboxes.get_mut(executor) {
+                    (outbox.credit, outbox.heard) = (0, at);
                 }
             }
             Err(error) => {

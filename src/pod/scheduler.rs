@@ -32,6 +32,7 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
         seen: None,
         claimed_at: None,
         room_seen: 0,
+        opened: shared.dispatcher.opened(),
         wants_room: false,
         backoff_ms: BACKOFF_MIN_MS,
         shared,
@@ -74,6 +75,8 @@ struct Loop {
     claimed_at: Option<Instant>,
     /// How often room had become free when the last claim was made.
     room_seen: u64,
+    /// Changes when a queue is served that was not.
+    opened: tokio::sync::watch::Receiver<u64>,
     /// Whether the last claim left something ripe behind.
     wants_room: bool,
     backoff_ms: u64,
@@ -83,6 +86,7 @@ impl Loop {
     async fn tick(&mut self) -> Next {
         let shared = Arc::clone(&self.shared);
         self.room_seen = shared.dispatcher.room_version();
+        self.opened.mark_unchanged();
         // Kept until what the claim brings is routed.
         let hold = shared.dispatcher.hold(shared.settings.claim_rows);
         self.claim.limit = hold.any;
@@ -216,6 +220,8 @@ impl Loop {
                         }
                         metrics.wakeups.add("publish", 1);
                     }
+                    // Its sender lives as long as the pod.
+                    _ = self.opened.changed() => metrics.wakeups.add("room", 1),
                 }
             }
             Next::Room => {

@@ -5,6 +5,7 @@ use super::intake::clip;
 use super::read::{Attempt, read_attempts, read_place};
 use super::script;
 use super::space::Space;
+use crate::limits;
 use crate::model::{Bucket, LaneCode, TaskId, UnixMs};
 
 /// A dead letter.
@@ -59,8 +60,21 @@ pub enum RedriveAnswer {
     Unknown,
 }
 
-/// Sets dead letters of one bucket back to pending, each at its due time. At most a batch.
+/// Sets dead letters of one bucket back to pending, each at its due time. Long lists go in pieces.
 pub async fn redrive(
+    space: &Space,
+    bucket: Bucket,
+    who: &str,
+    rows: &[(TaskId, UnixMs)],
+) -> Result<Vec<RedriveAnswer>, StoreError> {
+    let mut out = Vec::with_capacity(rows.len());
+    for piece in rows.chunks(limits::SINGLE_MAX_ROWS) {
+        out.append(&mut redrive_piece(space, bucket, who, piece).await?);
+    }
+    Ok(out)
+}
+
+async fn redrive_piece(
     space: &Space,
     bucket: Bucket,
     who: &str,
@@ -87,8 +101,21 @@ pub async fn redrive(
     if out.len() == rows.len() { Ok(out) } else { Err(fields.bad("not one letter a row")) }
 }
 
-/// Removes dead letters of one bucket; answers which of them there were. At most a batch.
+/// Removes dead letters of one bucket; answers which of them there were. Long lists go in pieces.
 pub async fn delete(
+    space: &Space,
+    bucket: Bucket,
+    who: &str,
+    ids: &[TaskId],
+) -> Result<Vec<bool>, StoreError> {
+    let mut out = Vec::with_capacity(ids.len());
+    for piece in ids.chunks(limits::SINGLE_MAX_ROWS) {
+        out.append(&mut delete_piece(space, bucket, who, piece).await?);
+    }
+    Ok(out)
+}
+
+async fn delete_piece(
     space: &Space,
     bucket: Bucket,
     who: &str,

@@ -1,9 +1,9 @@
 //! Claiming what is due, and giving it back: `lua/due/`.
 
+use super::StoreError;
 use super::intake::clip;
 use super::script;
 use super::space::Space;
-use super::StoreError;
 use crate::limits;
 use crate::model::{Bucket, Grant, LaneCode, Nonce, Spec, TaskId, UnixMs, digits};
 use bytes::Bytes;
@@ -209,7 +209,9 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     while fields.left() > 0 {
         let head = fields.bytes("a grant")?;
         let spec = fields.bytes("a spec")?;
-        tasks.push(read_head(&head, spec, claim.nonce).ok_or_else(|| fields.bad("a grant has the wrong form"))?);
+        tasks.push(
+            read_head(&head, spec, claim.nonce).ok_or_else(|| fields.bad("a grant has the wrong form"))?,
+        );
     }
     Ok(ClaimAnswer::Held(Claimed {
         now,
@@ -255,8 +257,22 @@ pub enum ReleaseAnswer {
     Stale,
 }
 
-/// Gives granted tasks of one bucket back, uncounted. At most [`limits::BATCH_MAX_ROWS`].
+/// Gives granted tasks of one bucket back, uncounted. Long lists go in pieces.
 pub async fn release(
+    space: &Space,
+    bucket: Bucket,
+    who: &str,
+    cause: &str,
+    rows: &[(TaskId, Grant)],
+) -> Result<Vec<ReleaseAnswer>, StoreError> {
+    let mut out = Vec::with_capacity(rows.len());
+    for piece in rows.chunks(limits::SINGLE_MAX_ROWS) {
+        out.append(&mut release_piece(space, bucket, who, cause, piece).await?);
+    }
+    Ok(out)
+}
+
+async fn release_piece(
     space: &Space,
     bucket: Bucket,
     who: &str,
@@ -284,7 +300,12 @@ pub async fn release(
 }
 
 /// Lets go of a bucket, so that another pod may take it at once.
-pub async fn yield_bucket(space: &Space, bucket: Bucket, pod: &str, permit: &[u8; 16]) -> Result<(), StoreError> {
+pub async fn yield_bucket(
+    space: &Space,
+    bucket: Bucket,
+    pod: &str,
+    permit: &[u8; 16],
+) -> Result<(), StoreError> {
     let mut args = space.args(3, 64);
     args.bytes(clip(pod, 32)).bytes(permit);
     space.call(&script::YIELD, space.guard(bucket), args).await?.ok()?;

@@ -56,7 +56,7 @@ impl Store {
         level: Durability,
     ) -> Result<(Reply, Option<Shortfall>), StoreError> {
         let slot = slot_of(&keys[0]);
-        let request = Request::Script { script, keys: &keys, args: &args, level };
+        let request = Request::Script { script, keys: &keys, args: &args, level, whole: false };
         let told = self.run(request, Some(slot)).await?;
         if !level.waits() {
             return Ok((told, None));

@@ -133,10 +133,14 @@ pub async fn submit(
     for (shard, places) in shards.iter().enumerate().filter(|(_, places)| !places.is_empty()) {
         args.number(shard).number(places.len());
         for place in places {
+            args.part(format_args!("{:04}", place + 1));
+        }
+        args.cut();
+        for place in places {
             args.shared(rows[order[*place]].spec.scoped_key().unwrap_or_default());
         }
         for place in places {
-            args.number(place + 1);
+            args.joined(&[rows[order[*place]].id.as_bytes(), b"L"]);
         }
     }
     for (place, deadline) in timers {
@@ -198,10 +202,24 @@ fn wish(letter: u8) -> Option<WishAnswer> {
     }
 }
 
-/// Cancels tasks of one bucket; `who` and `cause` go into their history. At most [`limits::BATCH_MAX_ROWS`].
+/// Cancels tasks of one bucket; `who` and `cause` go into their history. Long lists go in pieces.
 ///
 /// Repeated, it answers `Ended(Cancelled)` for what it cancelled before.
 pub async fn cancel(
+    space: &Space,
+    bucket: Bucket,
+    who: &str,
+    cause: &str,
+    ids: &[TaskId],
+) -> Result<Vec<WishAnswer>, StoreError> {
+    let mut out = Vec::with_capacity(ids.len());
+    for piece in ids.chunks(limits::SINGLE_MAX_ROWS) {
+        out.append(&mut cancel_piece(space, bucket, who, cause, piece).await?);
+    }
+    Ok(out)
+}
+
+async fn cancel_piece(
     space: &Space,
     bucket: Bucket,
     who: &str,

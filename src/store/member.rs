@@ -1,10 +1,10 @@
 //! Who lives, and the executors' inboxes: `lua/member/`.
 
+use super::StoreError;
 use super::intake::clip;
 use super::script;
 use super::space::Space;
 use super::subscribe::Subscription;
-use super::StoreError;
 use crate::keys::Guard;
 use crate::limits;
 use crate::model::{Grant, TaskId, UnixMs};
@@ -115,7 +115,11 @@ async fn beat<T: Serialize + for<'de> Deserialize<'de>>(
 }
 
 /// A pod says that it lives; answers all live pods: those that were heard of within `lost_after_ms`.
-pub async fn beat_pod(space: &Space, pod: &PodRecord, lost_after_ms: i64) -> Result<Vec<PodRecord>, StoreError> {
+pub async fn beat_pod(
+    space: &Space,
+    pod: &PodRecord,
+    lost_after_ms: i64,
+) -> Result<Vec<PodRecord>, StoreError> {
     beat(space, "pods", Some((&pod.id, pod)), lost_after_ms, true).await
 }
 
@@ -162,7 +166,9 @@ pub async fn drain_inbox(space: &Space, id: &str) -> Result<Vec<Offer>, StoreErr
     let mut offers = Vec::new();
     loop {
         let most = limits::BATCH_MAX_ROWS as u32;
-        let taken = take(space, id, Take { normal: most, urgent: 0, in_hand: 0, capacity: 0, urgent_slots: 0 }).await?;
+        let taken =
+            take(space, id, Take { normal: most, urgent: 0, in_hand: 0, capacity: 0, urgent_slots: 0 })
+                .await?;
         offers.extend(taken.offers);
         if taken.waiting == 0 {
             return Ok(offers);
@@ -273,7 +279,8 @@ pub async fn offer(
     }
     let mut fields = answer.ok()?;
     let mut count = |name| Ok::<_, StoreError>(usize::try_from(fields.int(name)?).unwrap_or(0));
-    let (urgent, normal, reserved, free) = (count("urgent")?, count("normal")?, count("reserved")?, count("free")?);
+    let (urgent, normal, reserved, free) =
+        (count("urgent")?, count("normal")?, count("reserved")?, count("free")?);
     let small = |n| u32::try_from(n).unwrap_or(u32::MAX);
     Ok(OfferAnswer::Accepted { urgent, normal, reserved: small(reserved), free: small(free) })
 }
@@ -309,7 +316,8 @@ pub struct Taken {
 /// Takes offers out of the own inbox and says what is in hand.
 pub async fn take(space: &Space, executor: &str, ask: Take) -> Result<Taken, StoreError> {
     let mut args = space.args(7, 96);
-    args.number(ask.normal.min(limits::BATCH_MAX_ROWS as u32)).number(ask.urgent.min(limits::BATCH_MAX_ROWS as u32));
+    args.number(ask.normal.min(limits::BATCH_MAX_ROWS as u32))
+        .number(ask.urgent.min(limits::BATCH_MAX_ROWS as u32));
     args.number(ask.in_hand).number(ask.capacity).number(limits::LOST_AFTER_MS).number(ask.urgent_slots);
     let answer = space.call(&script::TAKE, &inbox_guard(space, executor), args).await?;
     let now_us = answer.now_us;

@@ -12,6 +12,7 @@ mod args;
 mod connect;
 mod durable;
 mod error;
+mod mutate;
 mod reply;
 mod script;
 mod script_call;
@@ -60,8 +61,8 @@ use topology::{Node, Topology};
 
 /// Times that one call follows a redirect. Two suffice; more happen while slots are on the move.
 const REDIRECTS_MAX: u32 = 8;
-/// Times that one call loads its script: again only if someone flushes the scripts in between.
-const LOADS_MAX: u32 = 2;
+/// Times that one call loads its script. Where someone flushes the scripts in between, its text is sent instead.
+const LOADS_MAX: u32 = 1;
 /// First wait before the store tries a call again; doubled each time.
 const RETRY_MIN: Duration = Duration::from_millis(10);
 /// How long a call waits for a connection to one node before it asks again who owns its slot.
@@ -212,7 +213,7 @@ impl Store {
     ) -> Result<Reply, StoreError> {
         let slot = slot_of(&keys[0]);
         let level = Durability::Memory;
-        self.run(Request::Script { script, keys: &keys, args: &args, level }, Some(slot)).await
+        self.run(Request::Script { script, keys: &keys, args: &args, level, whole: false }, Some(slot)).await
     }
 
     /// Runs several calls at the same time; the answers stand in the order of the calls.
@@ -333,7 +334,7 @@ impl Store {
         answer
     }
 
-    async fn run(&self, request: Request<'_>, slot: Option<u16>) -> Result<Reply, StoreError> {
+    async fn run(&self, mut request: Request<'_>, slot: Option<u16>) -> Result<Reply, StoreError> {
         let topology = &self.inner.topology;
         let name = request.name();
         let deadline = mono() + topology.dialer.call_timeout;
@@ -363,6 +364,10 @@ impl Store {
                             }
                             Err(fault) => fault,
                         }
+                    }
+                    Err(Fault::NoScript) if request.as_whole() => {
+                        asked = asking.then_some(node);
+                        continue;
                     }
                     Err(Fault::Moved { slot, host }) if redirects < REDIRECTS_MAX => {
                         redirects += 1;

@@ -18,8 +18,6 @@ pub enum Scope {
     All,
     /// A queue, whatever the labels.
     Queue(QueueName),
-    /// A plan.
-    Plan(String),
 }
 
 impl fmt::Display for Scope {
@@ -27,7 +25,6 @@ impl fmt::Display for Scope {
         match self {
             Self::All => f.write_str("all"),
             Self::Queue(queue) => write!(f, "q:{queue}"),
-            Self::Plan(plan) => write!(f, "p:{plan}"),
         }
     }
 }
@@ -37,7 +34,6 @@ impl Scope {
         match text.split_once(':') {
             None if text == "all" => Some(Self::All),
             Some(("q", queue)) => QueueName::new(queue).ok().map(Self::Queue),
-            Some(("p", plan)) => Some(Self::Plan(plan.to_owned())),
             _ => None,
         }
     }
@@ -82,21 +78,7 @@ impl Freeze {
         self.frozen.iter().find(|frozen| match &frozen.scope {
             Scope::All => true,
             Scope::Queue(name) => name == queue,
-            Scope::Plan(_) => false,
         })
-    }
-
-    /// Plans that are frozen.
-    pub fn plans(&self) -> impl Iterator<Item = &str> {
-        self.frozen.iter().filter_map(|frozen| match &frozen.scope {
-            Scope::Plan(plan) => Some(plan.as_str()),
-            _ => None,
-        })
-    }
-
-    /// Whether a task of this queue and plan may start.
-    pub fn holds(&self, queue: &QueueName, plan: Option<&str>) -> bool {
-        self.of_queue(queue).is_some() || plan.is_some_and(|plan| self.plans().any(|frozen| frozen == plan))
     }
 }
 
@@ -139,7 +121,12 @@ async fn call(
 }
 
 /// Freezes something; answers what is frozen now, and whether this call changed it.
-pub async fn freeze(space: &Space, scope: &Scope, who: &str, cause: &str) -> Result<(Freeze, bool), StoreError> {
+pub async fn freeze(
+    space: &Space,
+    scope: &Scope,
+    who: &str,
+    cause: &str,
+) -> Result<(Freeze, bool), StoreError> {
     call(space, b"f", &scope.to_string(), who, cause).await
 }
 
@@ -166,14 +153,10 @@ pub async fn recall(
     freeze: &Freeze,
     groups: &[u32],
 ) -> Result<Vec<Offer>, StoreError> {
-    let plans: Vec<&str> = freeze.plans().collect();
-    let mut args = space.args(4 + groups.len() + plans.len(), 64 + groups.len() * 4 + plans.len() * 32);
-    args.number(freeze.epoch).bytes(if freeze.all() { b"1" } else { b"0" }).number(groups.len());
+    let mut args = space.args(3 + groups.len(), 64 + groups.len() * 4);
+    args.number(freeze.epoch).bytes(if freeze.all() { b"1" } else { b"0" });
     for group in groups {
         args.bytes(&group.to_be_bytes());
-    }
-    for plan in plans {
-        args.bytes(plan.as_bytes());
     }
     let mut fields = space.call(&script::RECALL, &inbox_guard(space, executor), args).await?.ok()?;
     let mut offers = Vec::with_capacity(fields.left());

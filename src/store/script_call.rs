@@ -17,9 +17,15 @@ use crate::model::Durability;
 /// What is to be sent. Its parts are counted references: sending it again copies no bytes.
 #[derive(Clone, Copy)]
 pub(super) enum Request<'a> {
-    /// A script by its digest, with the two keys that every script declares. Where `level` waits for
-    /// others, the answer is a list: that of the script, and that of the wait.
-    Script { script: &'static Script, keys: &'a [Bytes; 2], args: &'a [Bytes], level: Durability },
+    /// A script by its digest or as its `whole` text, with the two keys that every script declares. Where
+    /// `level` waits for others, the answer is a list: that of the script, and that of the wait.
+    Script {
+        script: &'static Script,
+        keys: &'a [Bytes; 2],
+        args: &'a [Bytes],
+        level: Durability,
+        whole: bool,
+    },
     /// A plain command.
     Command { name: &'static str, args: &'a [Bytes] },
 }
@@ -30,6 +36,17 @@ impl Request<'_> {
         match self {
             Self::Script { script, .. } => script.name,
             Self::Command { name, .. } => name,
+        }
+    }
+
+    /// Sends the script's text from now on; false where nothing is gained by it.
+    pub fn as_whole(&mut self) -> bool {
+        match self {
+            Self::Script { whole: whole @ false, .. } => {
+                *whole = true;
+                true
+            }
+            Self::Script { .. } | Self::Command { .. } => false,
         }
     }
 
@@ -45,13 +62,14 @@ impl Request<'_> {
         // One client talks to one server, so the client's own choice of a slot has no meaning.
         let whole = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
         match self {
-            Self::Script { script, keys, args, .. } => {
+            Self::Script { script, keys, args, whole: as_text, .. } => {
                 let mut values = Vec::with_capacity(args.len() + 4);
-                values.push(Value::Bytes(Bytes::from_static(script.sha1().as_bytes())));
+                let text = if *as_text { script.text() } else { script.sha1() };
+                values.push(Value::Bytes(Bytes::from_static(text.as_bytes())));
                 values.push(Value::Bytes(Bytes::from_static(b"2")));
                 values.extend(keys.iter().cloned().map(Value::Bytes));
                 values.extend(args.iter().cloned().map(Value::Bytes));
-                (whole("EVALSHA"), values)
+                (whole(if *as_text { "EVAL" } else { "EVALSHA" }), values)
             }
             Self::Command { name, args } => (whole(name), args.iter().cloned().map(Value::Bytes).collect()),
         }
@@ -127,7 +145,7 @@ async fn neighbours(
 
 /// Makes a script known to one server.
 pub(super) async fn load(client: &Client, script: &'static Script, left: Duration) -> Result<(), Fault> {
-    let body = [Bytes::from_static(script.body.as_bytes())];
+    let body = [Bytes::from_static(script.text().as_bytes())];
     let got = send(client, Request::Command { name: "SCRIPT LOAD", args: &body }, left, false).await?;
     match got {
         Reply::Bytes(sha) if sha == script.sha1().as_bytes() => Ok(()),

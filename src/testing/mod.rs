@@ -3,4 +3,6 @@
 pub mod bed;
 pub mod fault;
 pub mod fixtures;
+pub mod invariants;
+pub mod process;
 pub mod snapshot;

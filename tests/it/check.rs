@@ -46,7 +46,7 @@ impl World {
     }
 
     fn task_key(id: TaskId) -> String {
-        format!("task:{}", id.home())
+        format!("task:{}", id.shelf())
     }
 
     async fn check(&self) -> CheckReport {

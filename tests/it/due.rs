@@ -2,6 +2,7 @@
 
 use minutehand::model::{Priority, State};
 use minutehand::store::due::{self, Claim, ClaimAnswer, Quota, ReleaseAnswer};
+use minutehand::store::intake::RowAnswer;
 use minutehand::store::read;
 use minutehand::store::run::{self, AckAnswer, Outcome, StartAnswer, StartRow};
 use minutehand::testing::bed::Bed;
@@ -230,7 +231,10 @@ async fn each_outcome_of_a_mixed_ack_stands_where_its_row_does() {
     assert_eq!(again[0], AckAnswer::Known);
     let counts = read::counts(&space, bucket()).await.unwrap();
     let count = |state| counts.count(state);
-    assert_eq!((count("succeeded"), count("cancelled"), count("dead"), count("pending"), count("running")), (2, 1, 1, 2, 0));
+    assert_eq!(
+        (count("succeeded"), count("cancelled"), count("dead"), count("pending"), count("running")),
+        (2, 1, 1, 2, 0)
+    );
     assert_eq!(counts.lags.count(), 6);
 }
 
@@ -259,4 +263,41 @@ async fn a_plain_ack_over_minutes_and_claims_clears_all_away() {
         let found = bed.server().run(&["KEYS", &format!("{{{}*}}:{key}*", bed.namespace())]).unwrap();
         assert_eq!(found, minutehand::dev::wire::Answer::List(vec![]), "{key}");
     }
+}
+
+#[tokio::test]
+async fn a_batch_with_keys_keeps_each_for_its_window() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let push = lane(&space, "push", Priority::P3).await;
+    let rows = || {
+        let keyed = |n: i64| {
+            let window_ms = [0, 3_600_000, 86_400_000][n as usize % 3];
+            let key = minutehand::model::Key::new(format!("key-{n}"), window_ms).unwrap();
+            row(minutehand::model::Spec { key: Some(key), ..spec(push, T0 - n * 7_000) })
+        };
+        (0..60).map(keyed).collect::<Vec<_>>()
+    };
+    let first = rows();
+    assert_eq!(submit(&space, &first).await, [RowAnswer::Created; 60]);
+    let plain = task(&space, "push", T0).await;
+    let tasks = claim(&space, &claim_all("p1")).await.tasks;
+    assert!(tasks.iter().any(|task| task.id == plain) && tasks.len() == 61);
+    assert_eq!(ack_done(&space, &tasks).await, [AckAnswer::Succeeded; 61]);
+    let free =
+        |answers: Vec<RowAnswer>| answers.iter().filter(|answer| **answer == RowAnswer::Created).count();
+    let again = submit(&space, &rows()).await;
+    assert_eq!(again[1], RowAnswer::Duplicate(first[1].id));
+    assert_eq!(free(again), 20, "keys without a window are free at once");
+    ack_done(&space, &claim(&space, &claim_all("p1")).await.tasks).await;
+    // The claims of two hours later forget the keys whose hour is over, and then the hour.
+    space.inject_now(Some(T0 + 2 * 3_600_000 + 60_000));
+    claim(&space, &claim_all("p1")).await;
+    claim(&space, &claim_all("p1")).await;
+    assert_eq!(free(submit(&space, &rows()).await), 40);
+    let pattern = format!("{{{}*}}:keyend:*", bed.namespace());
+    let minutehand::dev::wire::Answer::List(hours) = bed.server().run(&["KEYS", &pattern]).unwrap() else {
+        panic!("no list");
+    };
+    assert_eq!(hours.len(), 1, "only the hour of the long window is left: {hours:?}");
 }

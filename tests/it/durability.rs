@@ -82,7 +82,11 @@ async fn everysec_survives_a_killed_server_but_for_the_last_moments() {
     server.restart().await.expect("a restart");
     let lost = lost(&space_on(&server).await, &tasks).await;
     let window = lost.iter().map(|at| killed.saturating_duration_since(*at)).max().unwrap_or_default();
-    println!("everysec: {} of {} acknowledged tasks were lost, all in the last {window:?}", lost.len(), tasks.len());
+    println!(
+        "everysec: {} of {} acknowledged tasks were lost, all in the last {window:?}",
+        lost.len(),
+        tasks.len()
+    );
     assert!(window <= Duration::from_secs(2));
 }
 
@@ -154,7 +158,9 @@ async fn a_server_that_cannot_keep_a_promise_is_told_so_and_sent_nothing() {
     let space = space_on(&server).await;
     let client = Client::new(space.clone());
     let refused = async |level| match client.submit(later(level)).await {
-        Err(minutehand::client::ClientError::Store(error @ StoreError::CannotPromise { .. })) => error.to_string(),
+        Err(minutehand::client::ClientError::Store(error @ StoreError::CannotPromise { .. })) => {
+            error.to_string()
+        }
         other => panic!("{level}: {other:?}"),
     };
     let set = |name: &str, value: &str| server.run(&["CONFIG", "SET", name, value]).expect("a setting");
@@ -166,7 +172,10 @@ async fn a_server_that_cannot_keep_a_promise_is_told_so_and_sent_nothing() {
     };
     for level in [Durability::EverySecond, Durability::Always] {
         let said = refused(level).await;
-        assert!(said.contains(&format!("cannot promise durability {level}: it keeps no append-only file")), "{said}");
+        assert!(
+            said.contains(&format!("cannot promise durability {level}: it keeps no append-only file")),
+            "{said}"
+        );
     }
     set("appendonly", "yes");
     reconnect().await;

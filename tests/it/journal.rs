@@ -179,7 +179,11 @@ async fn killed_between_the_end_of_a_handler_and_its_ack_it_is_not_run_again() {
     town.until_runs(1).await;
     town.finish_unheard(&proxy, "journal").await;
     first.kill9();
-    assert_eq!(read::get(&town.space, id).await.unwrap().unwrap().state, State::Running, "nobody knows of it");
+    assert_eq!(
+        read::get(&town.space, id).await.unwrap().unwrap().state,
+        State::Running,
+        "nobody knows of it"
+    );
     // The crash also tore the last record.
     let mut torn = fs::read(town.dir.join("journal")).unwrap();
     torn.extend_from_slice(b"\0\0\0");
@@ -188,7 +192,10 @@ async fn killed_between_the_end_of_a_handler_and_its_ack_it_is_not_run_again() {
     let second = town.executor(&town.direct(), "journal").await;
     town.until_state(id, State::Succeeded).await;
     let (report, log) = second.end().await;
-    assert_eq!((&report["recovered"], &report["started"], &report["stale"]), (&1.into(), &0.into(), &0.into()));
+    assert_eq!(
+        (&report["recovered"], &report["started"], &report["stale"]),
+        (&1.into(), &0.into(), &0.into())
+    );
     assert!(log.contains("the journal's last record is damaged"), "{log}");
     assert!(log.contains("its work is reported first"), "{log}");
     assert_eq!(town.runs(), 1, "it ran once");
@@ -219,7 +226,10 @@ async fn a_journal_that_comes_after_the_lease_changes_nothing() {
     let before = town.bucket(id).await;
     let late = town.executor(&town.direct(), "journal").await;
     let (report, log) = late.end().await;
-    assert_eq!((&report["recovered"], &report["stale"], &report["started"]), (&0.into(), &1.into(), &0.into()));
+    assert_eq!(
+        (&report["recovered"], &report["stale"], &report["started"]),
+        (&0.into(), &1.into(), &0.into())
+    );
     assert!(log.contains("what the journal held is reported"), "{log}");
     assert_eq!(town.bucket(id).await, before, "nothing may have changed");
     town.end().await;
@@ -240,7 +250,10 @@ async fn killed_while_a_handler_runs_it_says_so_and_the_task_need_not_wait_for_i
     town.until_state(id, State::Succeeded).await;
     assert_eq!(town.runs(), 2);
     let (report, _) = second.end().await;
-    assert_eq!((&report["recovered"], &report["started"], &report["succeeded"]), (&1.into(), &1.into(), &1.into()));
+    assert_eq!(
+        (&report["recovered"], &report["started"], &report["succeeded"]),
+        (&1.into(), &1.into(), &1.into())
+    );
     let told = minutehand::store::events::trace(&town.space, id).await.unwrap().events;
     assert!(told.iter().any(|event| event.cause == "executor crashed while running it"), "{told:?}");
     town.end().await;

@@ -14,6 +14,7 @@ use minutehand::model::lane::Tier;
 use minutehand::model::retry::Growth;
 use minutehand::model::{Grant, Key, LaneCode, Phase, Priority, Retry, Spec, State, TaskId, UnixMs};
 use minutehand::store::check::{CheckOptions, check};
+use minutehand::store::dead::{self, RedriveAnswer};
 use minutehand::store::due::{self, Claim, ClaimAnswer, Quota, ReleaseAnswer, random_16};
 use minutehand::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer, WishAnswer};
 use minutehand::store::run::{self, AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
@@ -55,16 +56,31 @@ enum End {
 enum Op {
     Submit(Vec<NewRow>),
     Resend(Index),
-    Claim { pod: usize, limit: u32, normal: u32, quota: [Option<(u32, u32)>; 2], closed: Option<usize>, holders: u8, repeat: bool },
+    Claim {
+        pod: usize,
+        limit: u32,
+        normal: u32,
+        quota: [Option<(u32, u32)>; 2],
+        closed: Option<usize>,
+        holders: u8,
+        repeat: bool,
+    },
     Start(Vec<Index>, i64),
     Renew(Vec<Index>, i64),
     Offer(Vec<Index>),
-    Ack { rows: Vec<(Index, End)>, old: bool, again: bool },
+    Ack {
+        rows: Vec<(Index, End)>,
+        old: bool,
+        again: bool,
+    },
     AckAgain,
     Release(Vec<Index>),
     Cancel(Vec<Index>),
     Reschedule(Index, i64),
     Reprioritize(Index, u8),
+    Redrive(Vec<Index>, i64),
+    Delete(Index),
+    Yield(usize),
     /// Time passes.
     Pass(i64),
     /// The clock leaps, and no time passes.
@@ -73,23 +89,30 @@ enum Op {
 
 fn new_row() -> impl Strategy<Value = NewRow> {
     let due = prop_oneof![4 => -20_000i64..1, 4 => 1i64..90_000, 1 => 100_000i64..4_000_000];
-    let key = proptest::option::weighted(0.35, (0..KEYS.len(), prop_oneof![Just(0), Just(30_000), Just(7_200_000)]));
+    let key = proptest::option::weighted(
+        0.35,
+        (0..KEYS.len(), prop_oneof![Just(0), Just(30_000), Just(7_200_000)]),
+    );
     let later = |chance| proptest::option::weighted(chance, 1i64..200_000);
     (
         (0..2usize, 0..6u8, due, 0..3u8, prop_oneof![Just(0u32), Just(700), Just(20_000)]),
         (key, proptest::option::weighted(0.3, any::<bool>()), later(0.15), later(0.1)),
     )
-        .prop_map(|((queue, priority, due_in, retries, base_ms), (key, placement, deadline_in, start_within))| NewRow {
-            queue,
-            priority,
-            due_in,
-            retries,
-            base_ms,
-            key,
-            placement,
-            deadline_in,
-            start_within,
-        })
+        .prop_map(
+            |((queue, priority, due_in, retries, base_ms), (key, placement, deadline_in, start_within))| {
+                NewRow {
+                    queue,
+                    priority,
+                    due_in,
+                    retries,
+                    base_ms,
+                    key,
+                    placement,
+                    deadline_in,
+                    start_within,
+                }
+            },
+        )
 }
 
 fn end() -> impl Strategy<Value = End> {
@@ -138,6 +161,9 @@ fn op() -> impl Strategy<Value = Op> {
         2 => some(4).prop_map(Op::Cancel),
         1 => (any::<Index>(), -10_000i64..400_000).prop_map(|(which, ms)| Op::Reschedule(which, ms)),
         1 => (any::<Index>(), 0..6u8).prop_map(|(which, level)| Op::Reprioritize(which, level)),
+        2 => (some(3), -1_000i64..60_000).prop_map(|(which, ms)| Op::Redrive(which, ms)),
+        1 => any::<Index>().prop_map(Op::Delete),
+        1 => (0..2usize).prop_map(Op::Yield),
         6 => prop_oneof![5 => 1i64..20_000, 2 => 20_000i64..200_000, 1 => 200_000i64..8_000_000].prop_map(Op::Pass),
         1 => prop_oneof![-200_000i64..0, 1i64..200_000, Just(86_400_000)].prop_map(Op::Leap),
     ]
@@ -161,6 +187,10 @@ struct Task {
     fence: u32,
     failures: u32,
     losses: u32,
+    /// Failed attempts, also those before a redrive.
+    attempts: u32,
+    /// Whether a timer fires at the end of its total time-out.
+    timer: bool,
     /// Whether it has a place record.
     away: bool,
     run: Option<Run>,
@@ -177,6 +207,9 @@ enum KeyState {
     /// Blocked until then; and whether a claim may have dropped it meanwhile.
     Until(TaskId, i64, bool),
 }
+
+/// A pod's last claim that granted something, and what it granted.
+type Last = (Claim, Vec<(TaskId, Grant)>);
 
 struct Sent {
     rows: Vec<Row>,
@@ -195,7 +228,7 @@ struct World {
     order: Vec<TaskId>,
     keys: HashMap<Bytes, KeyState>,
     locks: BTreeMap<&'static str, i64>,
-    last: BTreeMap<&'static str, (Claim, Vec<(TaskId, Grant)>)>,
+    last: BTreeMap<&'static str, Last>,
     sent: Vec<Sent>,
     acked: Option<Vec<AckRow>>,
     counts: BTreeMap<&'static str, i64>,
@@ -308,6 +341,7 @@ impl World {
         let now = self.now;
         let task = self.tasks.get_mut(&id).expect("known");
         task.failures += 1;
+        task.attempts += 1;
         let fence = task.run.as_ref().expect("running").grant.fence();
         if fatal || task.failures > u32::from(task.spec.retry.retries) {
             self.finish(id, State::Dead, fence)?;
@@ -350,11 +384,15 @@ impl World {
         which.iter().map(|index| *index.get(&self.order)).filter(|id| seen.insert(*id)).collect()
     }
 
-    /// Picks tasks, running ones first if there are any.
     fn pick_running(&self, which: &[Index]) -> Vec<TaskId> {
-        let running: Vec<TaskId> =
-            self.order.iter().copied().filter(|id| self.tasks[id].state == State::Running).collect();
-        let from = if running.is_empty() { &self.order } else { &running };
+        self.pick_in(State::Running, which)
+    }
+
+    /// Picks tasks of a state, or any if there are none.
+    fn pick_in(&self, state: State, which: &[Index]) -> Vec<TaskId> {
+        let fit: Vec<TaskId> =
+            self.order.iter().copied().filter(|id| self.tasks[id].state == state).collect();
+        let from = if fit.is_empty() { &self.order } else { &fit };
         if from.is_empty() {
             return Vec::new();
         }
@@ -408,6 +446,26 @@ impl World {
             Op::Cancel(which) => self.cancel(which).await?,
             Op::Reschedule(which, ms) => self.reschedule(which, *ms).await?,
             Op::Reprioritize(which, level) => self.reprioritize(which, *level).await?,
+            Op::Redrive(which, ms) => self.redrive(which, *ms).await?,
+            Op::Delete(which) => {
+                let Some(id) = self.pick_in(State::Dead, std::slice::from_ref(which)).pop() else {
+                    return Ok(());
+                };
+                let told = dead::delete(&self.space, bucket(), "test", &[id]).await.expect("delete");
+                let dead = self.tasks[&id].state == State::Dead;
+                same!(told, vec![dead], "the deletion of {id}");
+                if dead {
+                    self.set(id, State::Deleted)?;
+                    self.tasks.get_mut(&id).expect("known").away = false;
+                }
+            }
+            Op::Yield(pod) => {
+                let pod = PODS[*pod];
+                let permit = [pod.as_bytes()[1] - 1; 16];
+                due::yield_bucket(&self.space, bucket(), pod, &permit).await.expect("yield");
+                self.locks.remove(pod);
+                self.last.remove(pod);
+            }
             Op::Pass(ms) => {
                 self.now += ms;
                 self.mono += ms;
@@ -485,9 +543,12 @@ impl World {
             let known = self.tasks.get(&row.id).is_some_and(|task| !task.state.is_final());
             let age = again_after_ms.unwrap_or(0);
             let recalled =
-                if again_after_ms.is_none() { Some(false) } else { self.recalled(row.id, age.div_euclid(10_000) + 2).or(
-                    if self.tasks.contains_key(&row.id) { None } else { Some(false) },
-                ) };
+                if again_after_ms.is_none() {
+                    Some(false)
+                } else {
+                    self.recalled(row.id, age.div_euclid(10_000) + 2)
+                        .or(if self.tasks.contains_key(&row.id) { None } else { Some(false) })
+                };
             let window = row.spec.key.as_ref().map_or(0, |key| key.window_ms);
             let created = RowAnswer::Created;
             let answer = match recalled {
@@ -518,6 +579,8 @@ impl World {
             state: State::Pending,
             due: row.spec.due.0,
             lane: row.spec.lane,
+            attempts: 0,
+            timer: row.spec.deadline.is_some(),
             spec: row.spec,
             fence: 0,
             failures: 0,
@@ -601,6 +664,43 @@ impl World {
         Ok(())
     }
 
+    async fn redrive(&mut self, which: &[Index], ms: i64) -> Checked {
+        let rows: Vec<_> =
+            self.pick_in(State::Dead, which).into_iter().map(|id| (id, UnixMs(self.now + ms))).collect();
+        let told = dead::redrive(&self.space, bucket(), "test", &rows).await.expect("redrive");
+        for ((id, due), told) in rows.into_iter().zip(told) {
+            let task = &self.tasks[&id];
+            if task.state != State::Dead {
+                same!(told, RedriveAnswer::Unknown, "the redrive of {id}");
+                continue;
+            }
+            let scoped = task.spec.scoped_key();
+            let holder = match scoped.as_ref().and_then(|key| self.keys.get(key)) {
+                Some(KeyState::Live(other)) if *other != id => Some(*other),
+                Some(KeyState::Until(other, till, dropped)) if *other != id && *till > self.now => {
+                    (!*dropped || told == RedriveAnswer::KeyConflict(*other)).then_some(*other)
+                }
+                _ => None,
+            };
+            if let Some(other) = holder {
+                same!(told, RedriveAnswer::KeyConflict(other), "the redrive of {id}");
+                continue;
+            }
+            same!(told, RedriveAnswer::Pending, "the redrive of {id}");
+            if let Some(scoped) = scoped {
+                self.keys.insert(scoped, KeyState::Live(id));
+            }
+            let (now, lease_now) = (self.now, self.lease_now());
+            let task = self.tasks.get_mut(&id).expect("known");
+            task.due = due.0.max(now);
+            task.lane = LaneCode::new(task.lane.group(), task.lane.priority(), Tier::FRESH);
+            (task.failures, task.losses) = (0, 0);
+            task.timer = task.spec.deadline.is_some_and(|deadline| deadline.0 > lease_now);
+            self.set(id, State::Pending)?;
+        }
+        Ok(())
+    }
+
     // ---- claims ----
 
     async fn claim(&mut self, pod: &'static str, mut claim: Claim, repeat: bool) -> Checked {
@@ -620,8 +720,12 @@ impl World {
                 );
                 return Ok(());
             }
-            let lapsed: Vec<&'static str> =
-                self.locks.iter().filter(|(name, till)| **name != pod && !live(**till)).map(|(name, _)| *name).collect();
+            let lapsed: Vec<&'static str> = self
+                .locks
+                .iter()
+                .filter(|(name, till)| **name != pod && !live(**till))
+                .map(|(name, _)| *name)
+                .collect();
             for name in lapsed {
                 self.locks.remove(name);
                 self.last.remove(name);
@@ -699,7 +803,10 @@ impl World {
             let task = &self.tasks[id];
             let state = found.as_ref().map(|found| found.state);
             if let Some(run) = task.run.clone() {
-                let still = found.as_ref().and_then(|found| found.run.as_ref()).is_some_and(|real| real.grant == run.grant);
+                let still = found
+                    .as_ref()
+                    .and_then(|found| found.run.as_ref())
+                    .is_some_and(|real| real.grant == run.grant);
                 if run.deadline <= lease_now {
                     may += 1;
                 }
@@ -707,7 +814,11 @@ impl World {
                     continue;
                 }
                 let expired = state == Some(State::Expired);
-                holds!(run.deadline <= lease_now || expired, "{id} was taken away {} ms before its lease ended", run.deadline - lease_now);
+                holds!(
+                    run.deadline <= lease_now || expired,
+                    "{id} was taken away {} ms before its lease ended",
+                    run.deadline - lease_now
+                );
                 if !expired {
                     must += 1;
                     self.lapse(*id, &run)?;
@@ -715,9 +826,14 @@ impl World {
             }
             let task = &self.tasks[id];
             let live = matches!(task.state, State::Pending | State::Running);
-            if let Some(deadline) = task.spec.deadline.filter(|_| live) {
+            if let Some(deadline) = task.spec.deadline.filter(|_| live && task.timer) {
                 let fires = deadline.0 <= lease_now && deadline.minute() <= UnixMs(now).minute();
-                same!(state == Some(State::Expired), fires, "whether {id} expired, due to at {}, at {lease_now}", deadline.0);
+                same!(
+                    state == Some(State::Expired),
+                    fires,
+                    "whether {id} expired, due to at {}, at {lease_now}",
+                    deadline.0
+                );
                 if fires {
                     let fence = task.run.as_ref().map_or(task.fence, |run| run.grant.fence());
                     self.finish(*id, State::Expired, fence)?;
@@ -746,11 +862,16 @@ impl World {
         self.back(id)
     }
 
-    fn skipped(&mut self, found: &BTreeMap<TaskId, Option<read::Found>>) -> Result<Vec<TaskId>, TestCaseError> {
+    fn skipped(
+        &mut self,
+        found: &BTreeMap<TaskId, Option<read::Found>>,
+    ) -> Result<Vec<TaskId>, TestCaseError> {
         let mut out = Vec::new();
         for (id, found) in found {
             let task = &self.tasks[id];
-            if found.as_ref().is_some_and(|found| found.state == State::Skipped) && task.state == State::Pending {
+            if found.as_ref().is_some_and(|found| found.state == State::Skipped)
+                && task.state == State::Pending
+            {
                 let late = task.spec.start_before.is_some_and(|latest| latest.0 < self.now);
                 holds!(late && task.due <= self.now, "{id} was skipped without a reason");
                 out.push(*id);
@@ -763,23 +884,32 @@ impl World {
 
     /// Nothing ripe is left without a reason, and each lane goes in order of due time.
     fn fair(&self, claim: &Claim, grants: &[(TaskId, Grant)], skipped: &[TaskId]) -> Checked {
-        let taken: Vec<&Task> = grants.iter().map(|(id, _)| id).chain(skipped).map(|id| &self.tasks[id]).collect();
+        let taken: Vec<&Task> =
+            grants.iter().map(|(id, _)| id).chain(skipped).map(|id| &self.tasks[id]).collect();
         let low = |task: &&&Task| !task.lane.priority().is_urgent();
         let (all, all_low) = (taken.len() as u32, taken.iter().filter(low).count() as u32);
-        holds!(all <= claim.limit && all_low <= claim.normal_limit, "{all} and {all_low} low ones are over the limit");
+        holds!(
+            all <= claim.limit && all_low <= claim.normal_limit,
+            "{all} and {all_low} low ones are over the limit"
+        );
         let mut sets = BTreeSet::new();
         for task in self.tasks.values().filter(|task| task.state == State::Pending && task.due <= self.now) {
             sets.insert((UnixMs(task.due).minute(), task.lane.priority().is_urgent()));
         }
-        for (id, task) in self.tasks.iter().filter(|(_, task)| task.state == State::Pending && task.due <= self.now) {
+        for (id, task) in
+            self.tasks.iter().filter(|(_, task)| task.state == State::Pending && task.due <= self.now)
+        {
             let group = task.lane.group();
-            let quota = claim.quotas.iter().find(|(code, _)| *code == group).map_or(claim.default_quota, |(_, q)| *q);
+            let quota =
+                claim.quotas.iter().find(|(code, _)| *code == group).map_or(claim.default_quota, |(_, q)| *q);
             let of_group: Vec<_> = taken.iter().filter(|taken| taken.lane.group() == group).collect();
             let normal = !task.lane.priority().is_urgent();
-            let of_group_low = of_group.iter().filter(|task| low(*task)).count() as u32;
+            let of_group_low = of_group.iter().filter(|task| low(task)).count() as u32;
             let spent = match quota {
                 Quota::Closed => true,
-                Quota::Open { any, normal: low } => of_group.len() as u32 >= any || (normal && of_group_low >= low),
+                Quota::Open { any, normal: low } => {
+                    of_group.len() as u32 >= any || (normal && of_group_low >= low)
+                }
             };
             let full = all >= claim.limit || (normal && all_low >= claim.normal_limit);
             // One visit looks into so many due sets.
@@ -949,11 +1079,19 @@ impl World {
             sum += expected;
         }
         same!(counts.count("submitted"), sum, "the law");
-        same!(counts.count("submitted"), self.counts.get("submitted").copied().unwrap_or(0), "what was submitted");
+        same!(
+            counts.count("submitted"),
+            self.counts.get("submitted").copied().unwrap_or(0),
+            "what was submitted"
+        );
         for (id, found) in self.found().await? {
             let task = &self.tasks[&id];
             let Some(found) = found else {
-                holds!(task.state.is_final() && self.recalled(id, 90) != Some(true), "{id} is {}, and was not found", task.state);
+                holds!(
+                    task.state.is_final() && self.recalled(id, 90) != Some(true),
+                    "{id} is {}, and was not found",
+                    task.state
+                );
                 continue;
             };
             same!(found.state, task.state, "the state of {id}");
@@ -967,11 +1105,12 @@ impl World {
             same!(run, task.run, "the grant of {id}");
             if task.state == State::Pending {
                 let place = found.place.map(|p| (p.due.0, p.lane, p.fence, p.failures, p.losses));
-                let expected = task.away.then_some((task.due, task.lane, task.fence, task.failures, task.losses));
+                let expected =
+                    task.away.then_some((task.due, task.lane, task.fence, task.failures, task.losses));
                 same!(place, expected, "the place of {id}");
             }
             if !task.state.is_final() {
-                same!(found.attempts.len(), task.failures as usize, "the attempts of {id}");
+                same!(found.attempts.len(), task.attempts as usize, "the attempts of {id}");
                 same!(found.spec, Some(task.spec.encode()), "the spec of {id}");
             }
         }
@@ -1030,7 +1169,9 @@ impl World {
         let prefix = self.space.guard(bucket()).key("");
         let keep = |name: &str| {
             // Lag figures end by Redis's own clock.
-            ["meta", "counts", "events", "lock"].contains(&name) || name.starts_with("last:") || name.starts_with("lag:")
+            ["meta", "counts", "events", "lock"].contains(&name)
+                || name.starts_with("last:")
+                || name.starts_with("lag:")
         };
         let all = names(&self.space).await;
         let own = all.iter().filter_map(|key| key.strip_prefix(&prefix[..]));
@@ -1064,9 +1205,8 @@ async fn case(ops: Vec<Op>) -> Checked {
 }
 
 fn seed() -> [u8; 32] {
-    let text = std::env::var("MINUTEHAND_MODEL_SEED").unwrap_or_else(|_| {
-        [random_16(), random_16()].concat().iter().map(|b| format!("{b:02x}")).collect()
-    });
+    let text = std::env::var("MINUTEHAND_MODEL_SEED")
+        .unwrap_or_else(|_| [random_16(), random_16()].concat().iter().map(|b| format!("{b:02x}")).collect());
     let mut seed = [0; 32];
     for (at, byte) in seed.iter_mut().enumerate() {
         let digits = text.get(2 * at..2 * at + 2).expect("64 hexadecimal digits");
@@ -1079,7 +1219,13 @@ fn seed() -> [u8; 32] {
 #[test]
 fn scripts_agree_with_the_model() {
     let cases = std::env::var("MINUTEHAND_MODEL_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(200);
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 400, max_shrink_time: 60_000, ..Config::default() };
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 400,
+        max_shrink_time: 60_000,
+        ..Config::default()
+    };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seed());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let ops = proptest::collection::vec(op(), 10..60);

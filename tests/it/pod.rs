@@ -16,8 +16,12 @@ async fn open(bed: &Bed) -> Space {
 }
 
 fn start_pod(space: &Space, id: &str) -> (CancellationToken, tokio::task::JoinHandle<()>) {
+    start_pod_as(space, PodSettings { id: id.into(), ..PodSettings::default() })
+}
+
+fn start_pod_as(space: &Space, settings: PodSettings) -> (CancellationToken, tokio::task::JoinHandle<()>) {
     let stop = CancellationToken::new();
-    let pod = Pod::new(space.clone(), PodSettings { id: id.into(), ..PodSettings::default() });
+    let pod = Pod::new(space.clone(), settings);
     let token = stop.clone();
     (stop, tokio::spawn(async move { pod.run(token).await.unwrap() }))
 }
@@ -153,6 +157,30 @@ async fn tasks_that_nobody_serves_wait_and_hold_nobody_up() {
     assert!(!ran.contains_key(&lonely.id));
     let view = client.get(lonely.id).await.unwrap().unwrap();
     assert_eq!(view.state, State::Pending);
+    stop.cancel();
+    handle.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_queue_is_served_before_the_next_poll() {
+    let bed = Bed::shared().await.unwrap();
+    let space = open(&bed).await;
+    let client = Client::new(space.clone());
+    // A poll so long that only a wake-up can explain a start before it.
+    let settings =
+        PodSettings { id: "pod-a".into(), poll_ms: 20_000, lock_ms: 30_000, ..PodSettings::default() };
+    let (stop, handle) = start_pod_as(&space, settings);
+    let worker = {
+        let space = space.clone();
+        tokio::spawn(async move { work(&space, "ex-1", 10, 4).await })
+    };
+    while read_holders(&space).await < 8 || member::executors(&space).await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    for queue in ["first", "second", "third", "fourth"] {
+        client.submit(NewTask::to(QueueName::new(queue).unwrap())).await.unwrap();
+    }
+    tokio::time::timeout(Duration::from_secs(10), worker).await.expect("all run before the poll").unwrap();
     stop.cancel();
     handle.await.unwrap();
 }

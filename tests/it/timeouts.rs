@@ -46,7 +46,8 @@ async fn a_task_that_nobody_claims_expires_wherever_it_waits() {
     let space = space(&bed).await;
     let key = Some(Key::new("order-17", 0).unwrap());
     let ripe = put(&space, |spec| spec.deadline = Some((T0 + 1_000).into())).await;
-    let keyed = put(&space, |spec| (spec.key, spec.deadline) = (key.clone(), Some((T0 + 1_000).into()))).await;
+    let keyed =
+        put(&space, |spec| (spec.key, spec.deadline) = (key.clone(), Some((T0 + 1_000).into()))).await;
     let far = put(&space, |spec| {
         spec.due = (T0 + 7_200_000).into();
         spec.deadline = Some((T0 + 1_000).into());
@@ -72,7 +73,10 @@ async fn a_task_that_nobody_claims_expires_wherever_it_waits() {
     let next = put(&space, |spec| spec.key = key).await;
     assert_eq!(state(&space, next).await, State::Pending);
     let told = events::trace(&space, ripe).await.unwrap().events;
-    assert_eq!(told.last().map(|event| (event.event, event.cause.as_str())), Some((Move::Expired, "its total time-out passed")));
+    assert_eq!(
+        told.last().map(|event| (event.event, event.cause.as_str())),
+        Some((Move::Expired, "its total time-out passed"))
+    );
     sound(&space).await;
 }
 
@@ -159,7 +163,10 @@ async fn what_comes_too_late_is_skipped_at_the_claim_and_at_the_executor() {
         assert_eq!(state(&space, id).await, State::Skipped);
         let told = events::trace(&space, id).await.unwrap().events;
         let last = told.last().unwrap();
-        assert_eq!((last.event, last.cause.as_str()), (Move::Skipped, "too late: ex-1 got it after its latest start"));
+        assert_eq!(
+            (last.event, last.cause.as_str()),
+            (Move::Skipped, "too late: ex-1 got it after its latest start")
+        );
     }
     put(&space, |spec| spec.key = key()).await;
     sound(&space).await;

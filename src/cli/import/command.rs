@@ -106,6 +106,7 @@ pub async fn run<S: Sink>(args: &ImportArgs, now: UnixMs, sink: S, output: Outpu
     let (report, result) = send(input, plan, sink, &mut progress).await;
     let rest = report.bad - report.bad_rows.len() as u64;
     match output {
+        Output::Json if report.rows == 0 && result.is_err() => {}
         Output::Json => render::print(&serde_json::to_string(&report).unwrap_or_default()),
         Output::Table => {
             if rest > 0 {

@@ -80,8 +80,24 @@ impl<R: Read> CsvRows<R> {
         self.reader.position().line().saturating_sub(inside + ended)
     }
 
+    /// Whether a quote was opened in this row and never closed, so that it holds all that followed it.
+    ///
+    /// A line feed ends a row but within quotes. So where the end of the file ended a row whose last cell
+    /// has one, that cell was quoted, and a quote that closes it would be the file's last byte.
+    fn is_open(&self) -> bool {
+        let source = self.reader.get_ref();
+        let last = self.record.iter().next_back().unwrap_or_default();
+        source.at_end() && last.contains(&b'\n') && source.last_byte() != b'"'
+    }
+
     fn row(&mut self) -> Next {
         let cells = &self.record;
+        if self.is_open() {
+            let at = cells.len() - 1;
+            let detail = "a quote is opened and never closed; what follows was not read".to_owned();
+            let column = self.names.get(at).cloned();
+            return Next::Bad(BadRow { line: self.line(), column, position: Some(at as u64 + 1), detail });
+        }
         if cells.len() != self.names.len() {
             let detail =
                 format!("the row has {}, the header has {}", columns(cells.len()), columns(self.names.len()));

@@ -135,16 +135,17 @@ impl DueReader {
                 .map_err(|e| wrong(&format!("is no time: {e}")));
         }
         if has_offset(text) {
-            return text.parse::<Timestamp>().map(|at| UnixMs(at.as_millisecond())).map_err(
-                |error| match error.is_range() {
+            return text.parse::<Timestamp>().map(|at| UnixMs(at.as_millisecond())).map_err(|error| {
+                match jiff::fmt::temporal::Pieces::parse(text).is_ok() {
+                    // Well written, and beyond what can be reckoned with.
                     true => FieldError::new(
                         "due",
                         Reason::OutOfRange,
-                        format!("{} is no time that can be kept: {error}", shown(text)),
+                        format!("{} is out of range; at most 10 years ahead are allowed", shown(text)),
                     ),
                     false => wrong(&format!("is no time: {error}")),
-                },
-            );
+                }
+            });
         }
         match &self.zone {
             Some(zone) => local_instant(zone, text).map_err(|why| wrong(&why)),

@@ -184,17 +184,23 @@ pub struct Bounded<R> {
     most: u64,
     since: Cell<u64>,
     at_end: Cell<bool>,
+    last: Cell<u8>,
 }
 
 impl<R> Bounded<R> {
     /// Lets at most `most` bytes through from one call of [`Self::begin_row`] to the next.
     pub fn new(inner: R, most: u64) -> Self {
-        Self { inner, most, since: Cell::new(0), at_end: Cell::new(false) }
+        Self { inner, most, since: Cell::new(0), at_end: Cell::new(false), last: Cell::new(0) }
     }
 
     /// Whether the source has said that it has no more.
     pub fn at_end(&self) -> bool {
         self.at_end.get()
+    }
+
+    /// The last byte that came out of the source.
+    pub fn last_byte(&self) -> u8 {
+        self.last.get()
     }
 
     /// A new row begins.
@@ -211,6 +217,9 @@ impl<R: Read> Read for Bounded<R> {
         }
         let n = self.inner.read(buf)?;
         self.at_end.set(n == 0 && !buf.is_empty());
+        if let Some(last) = buf[..n].last() {
+            self.last.set(*last);
+        }
         self.since.set(self.since.get() + n as u64);
         Ok(n)
     }

@@ -72,6 +72,26 @@ fn lines_are_counted_alike_in_all_kinds_of_file() {
 }
 
 #[test]
+fn a_quote_that_is_never_closed_is_a_bad_row_and_no_task() {
+    for text in [
+        "at,x\n1764511260,a\n1764511260,\"b\n1764511260,c\n",
+        "at,x\r\n1764511260,a\r\n1764511260,\"b\r\n1764511260,c",
+    ] {
+        let (rows, bad) = all(Format::Csv, text.as_bytes(), plan("at")).unwrap();
+        assert_eq!(rows.len(), 1, "{text:?}");
+        assert_eq!(
+            bad[0].to_string(),
+            "line 3, column 2 (x): a quote is opened and never closed; what follows was not read"
+        );
+    }
+    // Closed by the file's last byte, or a single line without an end: as they were meant.
+    for text in ["at,x\n1764511260,\"b\nc\"", "at,x\n1764511260,\"b\nc\"\n", "at,x\n1764511260,c"] {
+        let (rows, bad) = all(Format::Csv, text.as_bytes(), plan("at")).unwrap();
+        assert!(bad.is_empty() && rows.len() == 1, "{text:?}: {bad:?}");
+    }
+}
+
+#[test]
 fn a_json_row_keeps_the_types_of_its_values() {
     let text = br#"{"at":"2013-11-27T05:00:00","n":9007199254740993,"f":0.5,"deep":{"a":[1,null]}}
 

@@ -1,0 +1,265 @@
+//! The program as processes: pods, executors and commands that are started, killed and lied to.
+//!
+//! Each test has a Redis of its own and waits for what it can see; nothing here sleeps for a while and hopes.
+
+mod dev;
+mod fleet;
+mod import;
+mod input;
+mod trouble;
+
+use minutehand::client::{Client, Counts, LagStatus};
+use minutehand::model::event::Move;
+use minutehand::model::{Bucket, Namespace, TaskId};
+use minutehand::store::check::{CheckOptions, check};
+use minutehand::store::events;
+use minutehand::store::member;
+use minutehand::store::{Space, Store};
+use minutehand::testing::bed::Bed;
+use minutehand::testing::process::{Program, Running};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Nothing here may take this long.
+const NEVER: Duration = Duration::from_secs(45);
+/// Tasks of the plan.
+const FLIGHTS: i64 = 1_014;
+
+/// The program under test.
+fn program(url: &str, namespace: &str) -> Program {
+    Program::new(env!("CARGO_BIN_EXE_minutehand"), url, namespace)
+}
+
+/// Imports the flights of a day, which pass at a speed; all of them must go in.
+fn import_flights(program: &Program, speed: &str) {
+    let done = program.json(&[
+        "import",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/examples/flights-2013-11-27.csv"),
+        "--due",
+        "departure",
+        "--tz",
+        "America/New_York",
+        "--queue",
+        "flights",
+        "--key",
+        "flight",
+        "--rebase",
+        "2013-11-27T05:00:00=now",
+        "--speed",
+        speed,
+    ]);
+    assert_eq!((&done["created"], &done["bad"]), (&FLIGHTS.into(), &0.into()), "{done}");
+}
+
+/// A Redis, and processes that share it.
+struct Town {
+    bed: Bed,
+    program: Program,
+    space: Space,
+    client: Client,
+}
+
+impl Town {
+    async fn of(bed: Bed, settings: &[(&str, &str)]) -> Self {
+        let mut program = program(&bed.server().url(), bed.namespace());
+        for (key, value) in settings {
+            program = program.set(key, value);
+        }
+        let store = Store::connect(bed.settings()).await.unwrap();
+        let space = Space::open(store, Namespace::new(bed.namespace()).unwrap()).await.unwrap();
+        Self { client: Client::new(space.clone()), bed, program, space }
+    }
+
+    async fn new(settings: &[(&str, &str)]) -> Self {
+        Self::of(Bed::own_server(Default::default()).await.unwrap(), settings).await
+    }
+
+    fn pod(&self, name: &str) -> Running {
+        let pod = self.program.start(name, &["serve", "--listen", "127.0.0.1:0"]);
+        pod.until_said("listening on http://", NEVER);
+        pod
+    }
+
+    fn executor(&self, name: &str, handler: &[&str]) -> Running {
+        let words = [&["work", "--queue", "flights", "--name", name], handler].concat();
+        let executor = self.program.start(name, &words);
+        executor.until_said("executor runs", NEVER);
+        executor
+    }
+
+    async fn counts(&self) -> (Counts, LagStatus) {
+        self.client.counts().await.unwrap()
+    }
+
+    /// Waits until the counters show something.
+    async fn until(&self, what: &str, shown: impl Fn(&Counts) -> bool) -> Counts {
+        let (start, mut last) = (minutehand::clock::mono(), None);
+        while start.elapsed() < NEVER {
+            // Redis may be away for a while in some of these tests.
+            if let Ok((counts, _)) = self.client.counts().await {
+                if shown(&counts) {
+                    return counts;
+                }
+                last = Some(counts);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("waited {NEVER:?} in vain until {what}: {last:?}");
+    }
+
+    async fn until_succeeded(&self, count: i64) -> Counts {
+        self.until(&format!("{count} have succeeded"), |counts| {
+            counts.succeeded == count && counts.is_quiet()
+        })
+        .await
+    }
+
+    /// Every key of the namespace is as it must be.
+    async fn check(&self) {
+        let report = check(&self.space, CheckOptions::default()).await.unwrap();
+        assert!(report.ok, "{:?}", report.violations);
+    }
+
+    /// How often each task was granted and how often its outcome was accepted, by the events.
+    async fn lives(&self) -> BTreeMap<TaskId, (u32, u32)> {
+        let mut lives: BTreeMap<TaskId, (u32, u32)> = BTreeMap::new();
+        for number in 0..self.space.spread().buckets {
+            let (bucket, mut after) = (Bucket::new(number).unwrap(), None);
+            loop {
+                let stretch = events::stretch(&self.space, bucket, None, after.as_deref()).await.unwrap();
+                for event in stretch.events {
+                    let life = lives.entry(event.id).or_default();
+                    life.0 += u32::from(event.event == Move::Claimed);
+                    life.1 += u32::from(event.event == Move::Succeeded);
+                }
+                after = stretch.last.or(after);
+                if !stretch.more {
+                    break;
+                }
+            }
+        }
+        lives
+    }
+
+    /// Each of the flights was granted once and succeeded once.
+    async fn each_once(&self) {
+        let lives = self.lives().await;
+        assert_eq!(lives.len() as i64, FLIGHTS);
+        let more: Vec<_> = lives.iter().filter(|(_, life)| **life != (1, 1)).collect();
+        let mut stories = String::new();
+        for (id, (grants, accepted)) in &more {
+            stories += &format!("\n{id} was granted {grants} times and accepted {accepted} times:");
+            for event in events::trace(&self.space, **id).await.unwrap().events {
+                stories += &format!(
+                    "\n  {} {:?} {:?} {} {}",
+                    event.at, event.event, event.fence, event.actor, event.cause
+                );
+            }
+        }
+        assert!(more.is_empty(), "{stories}");
+    }
+
+    /// Pods and executors that are listed.
+    async fn until_members(&self, pods: usize, executors: usize) {
+        let start: Instant = minutehand::clock::mono();
+        loop {
+            let found = (
+                member::pods(&self.space).await.unwrap().len(),
+                member::executors(&self.space).await.unwrap().len(),
+            );
+            if found == (pods, executors) {
+                return;
+            }
+            assert!(start.elapsed() < NEVER, "never {pods} pods and {executors} executors, but {found:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// What handlers wrote into a file, a line each: task, execution, due, and the time since this machine
+/// was started, which a shell reads without starting another process.
+struct Diary {
+    path: std::path::PathBuf,
+    /// Unix time when this machine was started, by Redis's clock.
+    booted_ms: i64,
+}
+
+/// One run of a handler.
+struct Run {
+    task: String,
+    execution: String,
+    due_ms: i64,
+    started_ms: i64,
+}
+
+impl Diary {
+    fn new(town: &Town) -> Self {
+        let up = std::fs::read_to_string("/proc/uptime").unwrap();
+        let booted_ms = town.space.clock().now_ms() - up_ms(up.split(' ').next().unwrap());
+        Self { path: town.bed.server().dir().join("diary"), booted_ms }
+    }
+
+    /// A command that writes its line.
+    fn command(&self) -> String {
+        let path = self.path.display();
+        // The line is short, so it is appended in one piece.
+        format!(
+            "read up rest </proc/uptime; \
+             echo $MINUTEHAND_TASK_ID $MINUTEHAND_EXECUTION_ID $MINUTEHAND_DUE $up >>{path}"
+        )
+    }
+
+    fn runs(&self) -> Vec<Run> {
+        let text = std::fs::read_to_string(&self.path).unwrap();
+        let run = |line: &str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            Run {
+                task: words[0].to_owned(),
+                execution: words[1].to_owned(),
+                due_ms: minutehand::model::UnixMs::parse_rfc3339(words[2]).unwrap().0,
+                started_ms: self.booted_ms + up_ms(words[3]),
+            }
+        };
+        text.lines().map(run).collect()
+    }
+}
+
+/// Seconds with two decimals, in ms.
+fn up_ms(text: &str) -> i64 {
+    text.replace('.', "").parse::<i64>().unwrap() * 10
+}
+
+/// Watches how long this machine lets a thread wait that wishes to run: what the processes cannot help.
+struct Stalls {
+    stop: Arc<AtomicBool>,
+    watch: std::thread::JoinHandle<Duration>,
+}
+
+impl Stalls {
+    fn watch() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let watch = std::thread::spawn(move || {
+            let (mut longest, nap) = (Duration::ZERO, Duration::from_millis(5));
+            while !told.load(Ordering::Relaxed) {
+                let start = minutehand::clock::mono();
+                std::thread::sleep(nap);
+                longest = longest.max(start.elapsed().saturating_sub(nap));
+            }
+            longest
+        });
+        Self { stop, watch }
+    }
+
+    /// The longest stall so far, in ms.
+    fn end(self) -> i64 {
+        self.stop.store(true, Ordering::Relaxed);
+        i64::try_from(self.watch.join().unwrap().as_millis()).unwrap()
+    }
+}
+
+fn distinct<T: std::hash::Hash + Eq>(items: impl Iterator<Item = T>) -> usize {
+    items.collect::<HashSet<_>>().len()
+}
