@@ -329,16 +329,16 @@ pub struct DueArgs {
 #[derive(Debug, Clone, Default, Args)]
 pub struct CareArgs {
     /// Longest run of its handler, such as 30s; 0s for none [default: 0s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub timeout: Option<String>,
     /// Skip it if it has not started this long after it was due; 0s for never [default: 0s]
-    #[arg(long, visible_alias = "start-before", value_name = "TIME")]
+    #[arg(long, visible_alias = "start-before", value_name = "TIME", allow_hyphen_values = true)]
     pub start_within: Option<String>,
     /// Let it expire, wherever it is, this long after it was due; 0s for never [default: 0s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub expire_after: Option<String>,
     /// How long it is good without renewal once it has started, 1s to 24h [default: 30s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub lease: Option<String>,
     /// Answer when it is as safe as this: memory, everysec, always, wait:N, waitaof:L:N [default: memory]
     #[arg(long, value_name = "LEVEL")]
