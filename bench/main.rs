@@ -7,6 +7,7 @@ mod floor;
 mod growth;
 mod kit;
 mod lifecycle;
+mod paced;
 mod size;
 
 use std::path::PathBuf;
@@ -46,6 +47,8 @@ enum Bench {
     Size(SizeArgs),
     /// Cost of a claim beside 10,000, 100,000 and 1,000,000 waiting tasks.
     Growth(GrowthArgs),
+    /// The whole way at a pace, through real processes.
+    Paced(PacedArgs),
     /// All of them.
     All,
 }
@@ -101,6 +104,77 @@ struct GrowthArgs {
     rounds: usize,
 }
 
+#[derive(Debug, Clone, Args)]
+struct PacedArgs {
+    /// Tasks due a second.
+    #[arg(long, value_delimiter = ',', default_values_t = [2_000, 10_000])]
+    rates: Vec<usize>,
+    /// Numbers of buckets.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32])]
+    buckets: Vec<u16>,
+    /// Numbers of executors.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 20])]
+    executors: Vec<usize>,
+    /// Seconds of each run.
+    #[arg(long, default_value_t = 10)]
+    seconds: usize,
+    /// Give each task an idempotency key.
+    #[arg(long)]
+    keyed: bool,
+}
+
+impl Default for PacedArgs {
+    fn default() -> Self {
+        Self {
+            rates: vec![2_000, 10_000],
+            buckets: vec![1, 8, 32],
+            executors: vec![1, 20],
+            seconds: 10,
+            keyed: false,
+        }
+    }
+}
+
+async fn run_paced(report: &mut Report, door: Door, args: PacedArgs) -> Result<(), Failure> {
+    let (mut rows, mut results) = (Vec::new(), Vec::new());
+    for rate in &args.rates {
+        for executors in &args.executors {
+            for buckets in &args.buckets {
+                let pace = paced::Pace {
+                    rate: *rate,
+                    seconds: args.seconds,
+                    buckets: *buckets,
+                    executors: *executors,
+                    keyed: args.keyed,
+                };
+                let found = paced::run(&mut Redis::start(door)?, pace).await?;
+                let ms = |lag: Option<i64>| lag.map_or_else(|| "-".to_owned(), |ms| ms.to_string());
+                rows.push(vec![
+                    format!("{rate}/s"),
+                    buckets.to_string(),
+                    executors.to_string(),
+                    format!("{:.1}", found.redis_us),
+                    ms(found.lag.p50),
+                    ms(found.lag.p99),
+                    ms(found.lag.max),
+                    found.succeeded.to_string(),
+                ]);
+                results.push(json!({
+                    "rate": rate, "buckets": buckets, "executors": executors, "keyed": args.keyed,
+                    "redis_us": found.redis_us, "lag_ms": found.lag, "succeeded": found.succeeded,
+                }));
+            }
+        }
+    }
+    table(
+        &format!("At a pace for {} s, one pod{}", args.seconds, if args.keyed { ", keyed" } else { "" }),
+        &["due", "buckets", "executors", "µs of redis a task", "lag p50 ms", "p99", "max", "succeeded"],
+        &rows,
+    );
+    report.add(if args.keyed { "paced_keyed" } else { "paced" }, results.into());
+    Ok(())
+}
+
 fn main() -> Result<(), Failure> {
     // Cargo hands its own `--bench` to every bench.
     let cli = Cli::parse_from(std::env::args().filter(|arg| arg != "--bench"));
@@ -116,6 +190,7 @@ fn main() -> Result<(), Failure> {
             Bench::Lifecycle(args) => run_lifecycle(&mut report, door, args).await?,
             Bench::Size(args) => run_size(&mut report, door, args).await?,
             Bench::Growth(args) => run_growth(&mut report, door, args).await?,
+            Bench::Paced(args) => run_paced(&mut report, door, args).await?,
             Bench::All => {
                 run_lifecycle(&mut report, door, Life::default()).await?;
                 run_lifecycle(
@@ -126,6 +201,8 @@ fn main() -> Result<(), Failure> {
                 .await?;
                 run_size(&mut report, door, size).await?;
                 run_growth(&mut report, door, growth()).await?;
+                run_paced(&mut report, door, PacedArgs::default()).await?;
+                run_paced(&mut report, door, PacedArgs { keyed: true, ..PacedArgs::default() }).await?;
             }
         }
         Ok::<_, Failure>(())

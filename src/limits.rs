@@ -138,6 +138,15 @@ pub const FROZEN_MAX: usize = 256;
 
 /// Most task slots of one executor.
 pub const SLOTS_MAX: usize = 10_000;
+/// Largest journal of an executor; one that cannot be kept below is switched off. All that may be open at once,
+/// with the longest errors, has about 45 MB.
+pub const JOURNAL_MAX_BYTES: u64 = 128 << 20;
+/// A journal is written anew once it is this large and twice as large as what is open in it.
+pub const JOURNAL_COMPACT_BYTES: u64 = 1 << 20;
+/// Largest record of a journal: a batch of ids, or one outcome with its error.
+pub const JOURNAL_RECORD_MAX_BYTES: usize = 64 << 10;
+/// Executions that may be open in a journal: running in all slots, and waiting for their acks.
+pub const JOURNAL_OPEN_MAX: usize = 65_536;
 /// Bytes waiting in one executor's inbox.
 pub const INBOX_MAX_BYTES: usize = 16 << 20;
 /// Commands that may wait in one connection's buffer before calls are refused.
@@ -148,6 +157,15 @@ pub const CALL_TIMEOUT_MS: u64 = 2_000;
 pub const CONNECT_TIMEOUT_MS: u64 = 500;
 /// Longest wait between two tries to reach Redis.
 pub const RECONNECT_MAX_MS: u64 = 1_000;
+/// Most replicas that a submit may wait for.
+pub const REPLICAS_MAX: u32 = 16;
+/// Longest wait of one call for replicas or disks, beside its time-out: files that are forced to the disk every
+/// second, here and there, take up to two seconds; a replica that reconnects is back within this too.
+pub const DURABLE_WAIT_MS: u32 = 3_000;
+/// Calls to one server that may wait for replicas or disks at the same time; each has a connection of its own.
+pub const DURABLE_CALLS_MAX: usize = 8;
+/// What a server said of its persistence is asked again after this long, and at every new connection.
+pub const PERSISTENCE_KEPT_MS: u64 = 5_000;
 /// Times a call is tried again by the store when the server says "not now".
 pub const CALL_RETRIES_MAX: u32 = 5;
 
@@ -157,6 +175,8 @@ const _: () = assert!(LOST_AFTER_MS >= 3 * HEARTBEAT_MS, "two lost heartbeats mu
 const _: () = assert!(POLL_MS < LOCK_MS, "a sleeping pod must wake up before its permit ends");
 const _: () = assert!(PAYLOAD_MAX_BYTES + 4_096 <= BATCH_MAX_BYTES, "one full payload must fit in a batch");
 const _: () = assert!(IMPORT_ROW_MAX_BYTES >= 2 * PAYLOAD_MAX_BYTES, "a full payload may double by quoting");
+const _: () =
+    assert!(JOURNAL_RECORD_MAX_BYTES > BATCH_MAX_ROWS * 34 + 1, "a batch of ids must fit in a record");
 const _: () = assert!(KEY_BUCKETS_DEFAULT.is_power_of_two() && BUCKETS_MAX.is_power_of_two());
 const _: () =
     assert!((UNCOUNTED_LOSSES_MAX as i64) < 256 && RETRIES_MAX < 255, "both are two hex digits in Redis");

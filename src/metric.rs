@@ -48,9 +48,10 @@ pub const CLAIM_RESULTS: &[&str] = &["tasks", "empty", "not_holder", "settling",
 pub const HAND_BACK_CAUSES: &[&str] =
     &["no_room", "no_executor", "stop", "dispatch_timeout", "lost", "frozen"];
 /// How an ack was answered.
-pub const ACK_OUTCOMES: &[&str] = &["succeeded", "retrying", "dead", "cancelled", "stale", "known"];
+pub const ACK_OUTCOMES: &[&str] =
+    &["succeeded", "retrying", "dead", "cancelled", "skipped", "stale", "known"];
 /// How a submitted row was answered.
-pub const SUBMIT_RESULTS: &[&str] = &["created", "duplicate", "refused", "fate_unknown"];
+pub const SUBMIT_RESULTS: &[&str] = &["created", "duplicate", "refused", "fate_unknown", "not_durable"];
 /// Scripts that have a series from the start; a test holds them against the store's own list.
 pub const SCRIPTS: &[&str] = &[
     "intake.submit",

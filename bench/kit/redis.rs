@@ -34,12 +34,17 @@ impl Redis {
         Ok(Self { server, control, door })
     }
 
-    /// A store on it, with as many connections as asked for.
-    pub async fn store(&self, pool_size: usize) -> Result<Store, Failure> {
-        let url = match self.door {
+    /// Its address.
+    pub fn url(&self) -> Result<String, Failure> {
+        Ok(match self.door {
             Door::Unix => self.server.url(),
             Door::Tcp => self.server.tcp_url().ok_or("the server has no port")?,
-        };
+        })
+    }
+
+    /// A store on it, with as many connections as asked for.
+    pub async fn store(&self, pool_size: usize) -> Result<Store, Failure> {
+        let url = self.url()?;
         let settings =
             ConnectSettings { url, pool_size, call_timeout_ms: 30_000, ..ConnectSettings::default() };
         Ok(Store::connect(settings).await?)

@@ -43,12 +43,24 @@ if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
   if holders >= tonumber(ARGV[9]) then return { 'NOT_HOLDER', stamp, soonest } end
 end
 local running = tonumber(call('HGET', counts, 'running') or 0)
-need('stream', 'events')
-need_all('hash', 'run', 'at', 'tries')
-need_all('zset', 'agenda', 'leases', 'dead', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
-need('set', 'parked')
-need_all('string', 'last:' .. pod, lease_name(lnow + dispatch_ms))
-need_recent()
+-- A visit looks at what it is about to write, and no further: most find little to do.
+local function need_move()
+  need('stream', 'events')
+  need_all('hash', 'run', 'at', 'tries')
+  need_all('zset', 'agenda', 'dead')
+  need_recent()
+end
+local function need_grant()
+  need('stream', 'events')
+  need_all('hash', 'run', 'at')
+  need('zset', 'leases')
+  need('string', lease_name(lnow + dispatch_ms))
+end
+local function need_choice()
+  need_grant()
+  need_all('zset', 'agenda', 'ring:0', 'ring:1', 'ring:2', 'ring:3', 'ring:4', 'ring:5')
+  need('set', 'parked')
+end
 for _, gone in ipairs(ended) do
   call('HDEL', lock, gone)
   call('DEL', P .. 'last:' .. gone)
@@ -58,6 +70,7 @@ if not meta[10] then call('HSET', KEYS[1], 'v', '1') end
 local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0f%013.0f', now + lock_ms, wake)) end
 
 -- A repeated call: what it was granted and still holds is answered again.
+need('string', 'last:' .. pod)
 local last = call('GET', P .. 'last:' .. pod)
 if last and sub(last, 1, 16) == ARGV[4] then
   local out = { 'OK', stamp, -1, 1, 0, 0 }
@@ -115,6 +128,7 @@ if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
 local reaped, lapsed = 0, {}
 local function lapse(id, r)
   if lapsed[id] then return end
+  need_move()
   need('hash', 'task:' .. shelf(id))
   local spec, grant, holder = call('HGET', P .. 'task:' .. shelf(id), id), run_grant(r), run_holder(r)
   if not spec then
@@ -204,6 +218,7 @@ if #names == SETS then
   end
 end
 local function expire(key, id)
+  need_move()
   need('hash', 'task:' .. shelf(id))
   local spec, r = call('HGET', P .. 'task:' .. shelf(id), id), call('HGET', run, id)
   local at = spec and at_of(id, spec)
@@ -276,6 +291,7 @@ end
 local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
 local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
 if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
+if #olds > 0 then safely(need_move) end
 for _, id in ipairs(olds) do
   safely(need, 'hash', 'task:' .. shelf(id))
   call('ZREM', P .. 'dead', id)
@@ -397,6 +413,7 @@ if straight then
   if total > limit or low > normal_limit then straight = false end
 end
 if straight then
+  if #pool > 0 then safely(need_grant) end
   chosen = pool[1] or chosen
   chosen_n = #chosen
   for p = 2, #pool do
@@ -406,6 +423,7 @@ if straight then
     end
   end
 else
+  safely(need_choice)
   look(true)
   -- Ripen: what was read moves into its lane. The due set gives it up after the lane has it.
   for _, l in ipairs(order) do safely(need, 'zset', 'ready:' .. l.lane) end
@@ -575,6 +593,7 @@ if n > 0 then
       rares[#rares + 1] = rare(id, NO_GRANT, 'F', 0, 'due without a spec: dropped')
       return true
     elseif late < now then
+      safely(need_move)
       safely(need_end, id, spec)
       count('skipped', 1)
       finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000')

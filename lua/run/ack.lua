@@ -1,14 +1,15 @@
 -- run/ack: outcomes of one executor's tasks are accepted, each once, under the current grant.
--- moves   running -> succeeded | cancelled | pending (tried again) | dead
+-- moves   running -> succeeded | cancelled | skipped | pending (tried again) | dead
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 executor  3 "1" if sent again  4 chance 0..1  5 rows n  6 "1" if all are S, each once
 --         7 n × (id 16 + grant 18 + outcome 1 + lag 5 + took 5)  8 n × (id 16 + outcome 1 + fence 8)  9 n × lag bin 2
 --         10 number of runs  11 number of lag bins, then for each run: home hour, grant, rows; for each bin: bin, rows;
 --         then n × id, run by run; unless 6 is "1", n × text
---         outcome: S done, C cancelled, F failed, D do not retry, A after (13 digits of ms, then 1 if counted, then text)
--- gives   OK {stamp, a letter a row: S, C, R tried again, D dead, Z stale, N known already; due of each R}
+--         outcome: S done, C cancelled, K not started: too late, F failed, D do not retry,
+--         A after (13 digits of ms, then 1 if counted, then text)
+-- gives   OK {stamp, a letter a row: S, C, K, R tried again, D dead, Z stale, N known already; due of each R}
 -- bound   rows <= ack_max_weight, where one that does not end its task counts as ack_failure_weight
--- events  ended; retried, died, cancelled
+-- events  ended; retried, died, cancelled, skipped
 -- memory  allow-oom
 local args, run, counts = ARGV, P .. 'run', P .. 'counts'
 local who, again, chance, n = args[2], args[3] == '1', tonumber(args[4]), tonumber(args[5])
@@ -78,6 +79,7 @@ if keyed then
 end
 
 local ids, letters, dues = {}, {}, {}
+local ENDS = { S = true, C = true, K = true }
 for i = 1, n do ids[i] = args[ids_at + i] end
 local function row_of(i) return sub(ended_rows, 45 * i - 44, 45 * i) end
 local function said_of(i) return args[6] == '1' and '' or args[texts_at + i] end
@@ -92,19 +94,19 @@ for i = 1, n do
       past[id] = true
       n_past = n_past + 1
     end
-  elseif not (run_bits(r) == 0 and (outcome == 'S' or outcome == 'C' or run_cancelled(r))) then
+  elseif not (run_bits(r) == 0 and (ENDS[outcome] or run_cancelled(r))) then
     local spec = call('HGET', P .. 'task:' .. shelf(id), id)
     specs[i] = spec
     if not spec then
       -- dropped below
-    elseif outcome == 'S' or outcome == 'C' or run_cancelled(r) then need_end(id, spec)
+    elseif ENDS[outcome] or run_cancelled(r) then need_end(id, spec)
     elseif outcome == 'A' and sub(said, 14, 14) == '0' then need_due(id, now + asked_after(said), at_of(id, spec).lane)
     else need_fail(id, spec, outcome == 'D', outcome == 'A' and asked_after(said) or nil, chance) end
   end
 end
 if n_past > 0 then hits = recall(past, n_past, 12, 16777216) end
 local done, homes, away, ended, recent, rares = {}, {}, {}, {}, {}, {}
-local bins, worst, succeeded, cancelled, pending, dead = {}, '-----', 0, 0, 0, 0
+local bins, worst, succeeded, cancelled, skipped, pending, dead = {}, '-----', 0, 0, 0, 0, 0
 local gone = {}
 for i = 1, n do
   local row, said, r, id = row_of(i), said_of(i), found[i], ids[i]
@@ -113,7 +115,7 @@ for i = 1, n do
     letters[i] = 'Z'
     if again then
       local at = call('HGET', P .. 'at', id)
-      if at and not r and sub(at, 18, 25) >= sub(row, 17, 24) then letters[i] = 'N'
+      if at and not r and sub(at, 18, 25) == sub(row, 17, 24) then letters[i] = 'N'
       elseif hits[id] and sub(hits[id], 2) == sub(row, 17, 24) then letters[i] = 'N' end
     end
   else
@@ -124,7 +126,7 @@ for i = 1, n do
       bins[bin] = (bins[bin] or 0) + 1
       if lag > worst then worst = lag end
     end
-    local final = (outcome == 'S' and not flagged) and 'S' or ((outcome == 'C' or flagged) and 'C') or nil
+    local final = flagged and 'C' or (ENDS[outcome] and outcome)
     if final then
       if bits == 0 then
         local m = shelf(id)
@@ -141,9 +143,12 @@ for i = 1, n do
         if spec then finish(id, spec, final, sub(row, 17, 24)) end
         done[#done + 1] = id
       end
-      ended[#ended + 1] = sub(row, 1, 34) .. final .. sub(row, 36, 45)
+      if final == 'K' then rares[#rares + 1] = rare(id, run_grant(r), 'K', 0, 'too late: ' .. who .. ' got it after its latest start')
+      else ended[#ended + 1] = sub(row, 1, 34) .. final .. sub(row, 36, 45) end
       letters[i] = final
-      if final == 'S' then succeeded = succeeded + 1 else cancelled = cancelled + 1 end
+      if final == 'S' then succeeded = succeeded + 1
+      elseif final == 'K' then skipped = skipped + 1
+      else cancelled = cancelled + 1 end
     else
       local spec = specs[i]
       if not spec then
@@ -182,11 +187,12 @@ end
 for m, h in pairs(homes) do call('HDEL', P .. 'task:' .. m, unpack(h)) end
 if #done > 0 then call('HDEL', run, unpack(done)) end
 if #recent > 0 then remember(table.concat(recent)) end
-local left = succeeded + cancelled + pending + dead + #away
+local left = succeeded + cancelled + skipped + pending + dead + #away
 if left > 0 then
   call('HINCRBY', counts, 'running', -left)
   if succeeded > 0 then call('HINCRBY', counts, 'succeeded', succeeded) end
   if cancelled > 0 then call('HINCRBY', counts, 'cancelled', cancelled) end
+  if skipped > 0 then call('HINCRBY', counts, 'skipped', skipped) end
   if pending > 0 then call('HINCRBY', counts, 'pending', pending) end
   if dead > 0 then call('HINCRBY', counts, 'dead', dead) end
   if next(bins) then lags(bins, worst) end

@@ -309,6 +309,9 @@ pub struct WorkArgs {
     /// Name shown in status [default: the host's]
     #[arg(long)]
     pub name: Option<String>,
+    /// File in which begun and unreported work outlives a crash; one for each executor
+    #[arg(long, value_name = "FILE")]
+    pub journal: Option<String>,
 }
 
 /// When a task is due.
@@ -322,12 +325,46 @@ pub struct DueArgs {
     pub at: Option<String>,
 }
 
+/// Time-outs of a task, and how safe it must be before its submit answers.
+#[derive(Debug, Clone, Default, Args)]
+pub struct CareArgs {
+    /// Longest run of its handler, such as 30s; 0s for none [default: 0s]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub timeout: Option<String>,
+    /// Skip it if it has not started this long after it was due; 0s for never [default: 0s]
+    #[arg(long, visible_alias = "start-before", value_name = "TIME", allow_hyphen_values = true)]
+    pub start_within: Option<String>,
+    /// Let it expire, wherever it is, this long after it was due; 0s for never [default: 0s]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub expire_after: Option<String>,
+    /// How long it is good without renewal once it has started, 1s to 24h [default: 30s]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub lease: Option<String>,
+    /// Answer when it is as safe as this: memory, everysec, always, wait:N, waitaof:L:N [default: memory]
+    #[arg(long, value_name = "LEVEL")]
+    pub durability: Option<String>,
+}
+
+impl CareArgs {
+    fn flags(&self) -> [Option<Flag>; 5] {
+        let flag = |name, key, value: &Option<String>| value.clone().map(|value| Flag { name, key, value });
+        [
+            flag("--timeout", "defaults.timeout", &self.timeout),
+            flag("--start-within", "defaults.start_within", &self.start_within),
+            flag("--expire-after", "defaults.expire_after", &self.expire_after),
+            flag("--lease", "defaults.lease", &self.lease),
+            flag("--durability", "defaults.durability", &self.durability),
+        ]
+    }
+}
+
 /// Options of `submit`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   minutehand submit --queue mail --in 10s --payload 'hello'
   minutehand submit --queue mail --at 2026-12-24T18:00:00+01:00 --key order-17 --payload @body.json
+  minutehand submit --queue mail --start-within 5m --timeout 30s --durability wait:1 --payload 'soon or never'
   date | minutehand submit --queue mail --retries 5 --backoff exponential:1s:x2:10m --payload -")]
 pub struct SubmitArgs {
     /// Queue of the task
@@ -345,9 +382,12 @@ pub struct SubmitArgs {
     /// Tries after the first one, 0 to 254 [default: 2]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub retries: Option<u32>,
-    /// Wait before them: fixed:200ms, linear:5s[:CAP] or exponential:5s[:x5[:CAP]] [default: exponential:5s:x5:1h]
+    /// Wait before them: fixed:200ms, linear:5s:10m or exponential:5s:x5:1h [default: exponential:5s:x5:1h]
     #[arg(long, value_name = "POLICY")]
     pub backoff: Option<String>,
+    /// Time-outs, and how safe it must be.
+    #[command(flatten)]
+    pub care: CareArgs,
     /// Label an executor must have; may be given several times
     #[arg(long, value_name = "LABEL")]
     pub label: Vec<String>,
@@ -411,6 +451,9 @@ pub struct ImportArgs {
     /// Wait before them, as for submit
     #[arg(long, value_name = "POLICY")]
     pub backoff: Option<String>,
+    /// Time-outs, and how safe tasks must be.
+    #[command(flatten)]
+    pub care: CareArgs,
     /// Replay an old plan: its time T is now (T is read in --tz unless it has an offset)
     #[arg(long, value_name = "T=now")]
     pub rebase: Option<String>,
@@ -492,15 +535,20 @@ impl Command {
             Self::Dev(DevArgs { listen, .. }) | Self::Serve(ServeArgs { listen, .. }) => {
                 flag("--listen", "pod.listen", listen.clone()).into_iter().collect()
             }
-            Self::Work(WorkArgs { slots, .. }) => {
-                flag("--slots", "executor.slots", slots.map(|n| n.to_string())).into_iter().collect()
-            }
-            Self::Submit(SubmitArgs { retries, backoff, .. })
-            | Self::Import(ImportArgs { retries, backoff, .. }) => [
+            Self::Work(WorkArgs { slots, journal, .. }) => [
+                flag("--slots", "executor.slots", slots.map(|n| n.to_string())),
+                flag("--journal", "executor.journal", journal.clone()),
+            ]
+            .into_iter()
+            .flatten()
+            .collect(),
+            Self::Submit(SubmitArgs { retries, backoff, care, .. })
+            | Self::Import(ImportArgs { retries, backoff, care, .. }) => [
                 flag("--retries", "defaults.retries", retries.map(|n| n.to_string())),
                 flag("--backoff", "defaults.backoff", backoff.clone()),
             ]
             .into_iter()
+            .chain(care.flags())
             .flatten()
             .collect(),
             _ => Vec::new(),
@@ -541,6 +589,10 @@ mod tests {
             "minutehand import - --queue Q --tz UTC --strict --dry-run --priority P1 --key k --format csv",
             "minutehand import f.csv --queue-column q --rebase 2013-11-27T05:00:00=now --speed 600",
             "minutehand get ID --output json --redis redis://h --namespace n --config a.toml --config b.toml",
+            "minutehand submit --queue Q --timeout 30s --start-within 5m --expire-after 1h --lease 1m --durability wait:1",
+            "minutehand submit --queue Q --start-before 5m",
+            "minutehand import f.csv --queue Q --timeout 30s --durability always",
+            "minutehand work --queue Q --discard --journal /var/lib/mh/journal",
             "minutehand cancel ID",
             "minutehand reschedule ID --in 5m",
             "minutehand status --output json",

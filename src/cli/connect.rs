@@ -2,10 +2,10 @@
 
 use super::dev;
 use super::error::CliError;
-use crate::client::{Client, ClientError, ClientSettings, SubmitError};
+use crate::client::{Client, ClientError, ClientSettings, NewTask, SubmitError};
 use crate::limits;
-use crate::model::{Namespace, Retry};
-use crate::settings::{Loaded, Settings};
+use crate::model::{Namespace, QueueName, Retry};
+use crate::settings::{Loaded, Settings, Span};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
 use std::path::Path;
 
@@ -57,23 +57,19 @@ pub async fn client(loaded: &Loaded) -> Result<Client, CliError> {
     Ok(Client::connect(ClientSettings { redis: settings(&loaded.settings)?, namespace }).await?)
 }
 
-/// What a task gets that names nothing of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct TaskDefaults {
-    /// When it is tried again.
-    pub retry: Retry,
-    /// Its lease, where it is another than the built-in one.
-    pub lease_ms: Option<u32>,
-}
-
-/// What submitted and imported tasks get: `--retries` and `--backoff` come in by the settings.
-pub fn defaults(settings: &Settings) -> Result<TaskDefaults, CliError> {
+/// A task of this queue for which nothing else is said: what the settings say, and so the flags.
+pub fn task(settings: &Settings, queue: QueueName) -> Result<NewTask, CliError> {
     let defaults = &settings.defaults;
-    let retry: Retry = defaults.backoff.parse()?;
-    let lease_ms = u32::try_from(defaults.lease.ms()).unwrap_or(u32::MAX);
-    Ok(TaskDefaults {
-        retry: retry.with_retries(defaults.retries)?,
-        lease_ms: (i64::from(lease_ms) != limits::LEASE_MS).then_some(lease_ms),
+    let some = |span: Span| (span.ms() > 0).then(|| span.ms());
+    let small = |ms: i64| u32::try_from(ms).unwrap_or(u32::MAX);
+    Ok(NewTask {
+        retry: defaults.backoff.parse::<Retry>()?.with_retries(defaults.retries)?,
+        lease_ms: some(defaults.lease).filter(|ms| *ms != limits::LEASE_MS).map(small),
+        timeout_ms: some(defaults.timeout).map(small),
+        start_within_ms: some(defaults.start_within),
+        expire_after_ms: some(defaults.expire_after),
+        durability: defaults.durability.parse()?,
+        ..NewTask::to(queue)
     })
 }
 
@@ -92,6 +88,8 @@ impl From<StoreError> for CliError {
             StoreError::Unreachable { .. } | StoreError::Timeout { .. } => Self::unreachable(message)
                 .hint("is it running there? --redis or MINUTEHAND_REDIS names another; `minutehand dev` starts one here"),
             StoreError::BadUrl { what } => Self { code: "setting", ..Self::usage("redis.url", what) },
+            StoreError::CannotPromise { .. } => Self { code: "cannot_promise", ..Self::failed(message) }
+                .hint("set the server up for it, or ask for less with --durability or defaults.durability"),
             StoreError::Refused { .. } => Self { code: "redis_refused", ..Self::failed(message) },
             _ => Self { code: "redis", ..Self::failed(message) },
         }
@@ -105,6 +103,8 @@ impl From<ClientError> for CliError {
             ClientError::Store(error) => error.into(),
             ClientError::NotFound(_) => Self::not_found(error.to_string()),
             ClientError::WrongState { .. } => Self { code: "wrong_state", ..Self::failed(error.to_string()) },
+            ClientError::NotDurable { .. } => Self { code: "not_durable", ..Self::failed(error.to_string()) }
+                .hint("the task may or may not stand; to send it again is safe with --key"),
             ClientError::FateUnknown(_) => Self { code: "fate_unknown", ..Self::failed(error.to_string()) },
         }
     }
@@ -142,14 +142,16 @@ mod tests {
     #[test]
     fn settings_reach_the_tasks() {
         let mut loaded = Settings::load(&Sources::default()).unwrap().settings;
-        assert_eq!(defaults(&loaded), Ok(TaskDefaults::default()));
+        let queue = QueueName::new("q").unwrap();
+        let task = |settings: &Settings| task(settings, queue.clone());
+        assert_eq!(task(&loaded), Ok(NewTask::to(queue.clone())));
         loaded.defaults.backoff = "fixed:200ms".into();
         loaded.defaults.retries = 7;
         loaded.defaults.lease = crate::settings::Span::from_ms(4_000);
-        let found = defaults(&loaded).unwrap();
+        let found = task(&loaded).unwrap();
         assert_eq!((found.retry.retries, found.retry.wait_ms(3), found.lease_ms), (7, 200, Some(4_000)));
         loaded.defaults.retries = 255;
-        assert_eq!(defaults(&loaded).unwrap_err().field.as_deref(), Some("retries"));
+        assert_eq!(task(&loaded).unwrap_err().field.as_deref(), Some("retries"));
     }
 
     #[test]

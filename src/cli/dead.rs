@@ -15,7 +15,8 @@ pub async fn run(command: &DeadCommand, loaded: &Loaded, output: Output) -> Resu
         DeadCommand::List(which) => {
             let filter = DeadFilter { limit: Some(which.limit), ..filter(which)? };
             let letters = connect::client(loaded).await?.dead_list(&filter).await?;
-            let value = serde_json::to_value(&letters).map_err(|error| CliError::failed(error.to_string()))?;
+            let value =
+                serde_json::to_value(&letters).map_err(|error| CliError::failed(error.to_string()))?;
             render::show(output, &value, |_| {
                 if letters.is_empty() {
                     return "no dead letters".to_owned();
@@ -82,7 +83,11 @@ pub async fn run(command: &DeadCommand, loaded: &Loaded, output: Output) -> Resu
 fn filter(which: &DeadWhich) -> Result<DeadFilter, CliError> {
     Ok(DeadFilter {
         queue: which.queue.as_deref().map(QueueName::new).transpose()?,
-        older_than_ms: which.older_than.as_deref().map(|text| parse_duration_ms("older_than", text)).transpose()?,
+        older_than_ms: which
+            .older_than
+            .as_deref()
+            .map(|text| parse_duration_ms("older_than", text))
+            .transpose()?,
         reason: which.reason.clone(),
         limit: None,
     })
@@ -95,7 +100,8 @@ async fn chosen(client: &Client, pick: &DeadPick, verb: &str) -> Result<Vec<Task
     }
     let which = &pick.which;
     if which.queue.is_none() && which.older_than.is_none() && which.reason.is_none() && !pick.all {
-        let detail = format!("name ids, or --queue, --reason, --older-than, or --all to {verb} every dead letter");
+        let detail =
+            format!("name ids, or --queue, --reason, --older-than, or --all to {verb} every dead letter");
         return Err(CliError::usage("id", detail));
     }
     let letters = client.dead_list(&filter(which)?).await?;

@@ -5,7 +5,6 @@
 //! Each handler writes down which task it got, so that the report does not have to believe anybody.
 
 use super::args::{DemoArgs, Output};
-use super::connect::TaskDefaults;
 use super::error::{CliError, Exit};
 use super::import::due::{DueReader, find_zone};
 use super::import::input::{Format, Input};
@@ -15,7 +14,7 @@ use super::import::sink::ClientSink;
 use super::import::{self, Report};
 use super::render::{self, grouped};
 use super::signal;
-use crate::client::{Client, Counts, LagStatus};
+use crate::client::{Client, Counts, LagStatus, NewTask};
 use crate::clock;
 use crate::dev::redis::{PrivateServer, ServerOptions};
 use crate::executor::Executor;
@@ -142,9 +141,8 @@ async fn play(
     let input = Input::of_bytes("flights-2013-11-27.csv", FLIGHTS.as_bytes(), Format::Csv)?;
     let survey = import::survey(&input, &plan)?;
     let mut progress = Progress::new(true, None, Arc::default());
-    let (loaded, result) =
-        import::run(input, plan, ClientSink::new(client.clone(), TaskDefaults::default()), &mut progress)
-            .await;
+    let sink = ClientSink::new(client.clone(), NewTask::to(QueueName::new(QUEUE)?));
+    let (loaded, result) = import::run(input, plan, sink, &mut progress).await;
     result?;
     let ends = survey.timeline.ends().map_or(now, |(_, last)| last);
     say(format!(

@@ -4,9 +4,9 @@ use super::args::{EventsCommand, IdArgs, Output, ReplayArgs, TailArgs};
 use super::error::{CliError, Exit};
 use super::{connect, render};
 use crate::client::ClientError;
+use crate::model::TaskId;
 use crate::model::event::{Event, Move};
 use crate::model::replay::{Replay, Report};
-use crate::model::TaskId;
 use crate::settings::Loaded;
 use serde_json::Value;
 use std::io::BufRead;
@@ -38,7 +38,12 @@ pub async fn trace(args: &IdArgs, loaded: &Loaded, output: Output) -> Result<Exi
             // A dead letter's attempts are kept as long as the letter, however old the events are.
             for attempt in &task.attempts {
                 let error = render::safe(&attempt.error);
-                lines.push(format!("attempt under grant {} ended {} at {}: {error}", attempt.fence, attempt.at, render::safe(&attempt.executor)));
+                lines.push(format!(
+                    "attempt under grant {} ended {} at {}: {error}",
+                    attempt.fence,
+                    attempt.at,
+                    render::safe(&attempt.executor)
+                ));
             }
             let due = task.due.map(|due| format!(", due {due}")).unwrap_or_default();
             lines.push(format!("now {}{due}", task.view));
@@ -104,7 +109,8 @@ async fn tail(args: &TailArgs, loaded: &Loaded, output: Output) -> Result<Exit, 
             match output {
                 Output::Json => render::print(&serde_json::to_string(&event).unwrap_or_default()),
                 Output::Table => {
-                    let [at, what, fence, by, cause] = <[String; 5]>::try_from(row(&event)).unwrap_or_default();
+                    let [at, what, fence, by, cause] =
+                        <[String; 5]>::try_from(row(&event)).unwrap_or_default();
                     render::print(&format!("{at}  {}  {what:<12} {fence:>3}  {by:<20}  {cause}", event.id));
                 }
             }

@@ -33,8 +33,17 @@ pub async fn run(args: &FreezeArgs, freeze: bool, loaded: &Loaded, output: Outpu
             (false, false) => format!("{name} was not frozen"),
         }];
         for frozen in &frost.freeze.frozen {
-            let why = if frozen.cause.is_empty() { String::new() } else { format!(": {}", render::safe(&frozen.cause)) };
-            lines.push(format!("frozen since {}: {} by {}{why}", frozen.since, frozen.scope, render::safe(&frozen.who)));
+            let why = if frozen.cause.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", render::safe(&frozen.cause))
+            };
+            lines.push(format!(
+                "frozen since {}: {} by {}{why}",
+                frozen.since,
+                frozen.scope,
+                render::safe(&frozen.who)
+            ));
         }
         for pod in &frost.pods_behind {
             lines.push(format!("pod {} has not followed yet", render::safe(pod)));

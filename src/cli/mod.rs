@@ -118,9 +118,10 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
             // What can be wrong without Redis is said without it.
             import::command::plan(args, crate::model::UnixMs(0))?;
             let client = connect::client(loaded).await?;
-            let defaults = connect::defaults(&loaded.settings)?;
+            let any = crate::model::QueueName::new("any")?;
+            let template = connect::task(&loaded.settings, any)?;
             let now = crate::model::UnixMs(client.space().clock().now_ms());
-            import::command::run(args, now, import::sink::ClientSink::new(client, defaults), output).await
+            import::command::run(args, now, import::sink::ClientSink::new(client, template), output).await
         }
         Command::Get(args) => get::run(args, loaded, output).await,
         Command::Cancel(args) => cancel::run(args, loaded, output).await,

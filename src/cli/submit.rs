@@ -13,16 +13,13 @@ use crate::settings::Loaded;
 pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
     let key =
         args.key.as_ref().map(|key| Key::new(key.clone().into_bytes(), limits::KEY_WINDOW_MS)).transpose()?;
-    let defaults = connect::defaults(&loaded.settings)?;
     Ok(NewTask {
         labels: Labels::new(&args.label)?,
         priority: args.priority.parse()?,
         due: due(when(&args.due)?),
-        retry: defaults.retry,
         key,
-        lease_ms: defaults.lease_ms,
         payload: payload(&args.payload)?,
-        ..NewTask::to(QueueName::new(&args.queue)?)
+        ..connect::task(&loaded.settings, QueueName::new(&args.queue)?)?
     })
 }
 

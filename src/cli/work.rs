@@ -20,6 +20,8 @@ fn settings(args: &WorkArgs, loaded: &Loaded) -> ExecutorSettings {
         ack_gather_ms: executor.ack_gather.ms().unsigned_abs(),
         drain_grace_ms: executor.drain.ms().unsigned_abs(),
         stop_grace_ms: executor.stop_grace.ms().unsigned_abs(),
+        journal: (!executor.journal.as_os_str().is_empty()).then(|| executor.journal.clone()),
+        journal_fsync: executor.journal_fsync,
     }
 }
 
@@ -45,6 +47,7 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
     }
     let report = builder.build()?.run_until(stop, now).await.map_err(|error| match error {
         ExecutorError::Store(error) => CliError::from(error),
+        ExecutorError::Journal(error) => CliError { code: "journal", ..CliError::failed(error.to_string()) },
         other => CliError::failed(other.to_string()),
     })?;
     let value = serde_json::to_value(report).unwrap_or_default();

@@ -55,7 +55,10 @@ impl DeadFilter {
         let error = letter.attempts.last().map_or("", |attempt| attempt.error.as_str());
         self.queue.as_ref().is_none_or(|wanted| wanted.as_str() == queue)
             && self.older_than_ms.is_none_or(|ms| letter.at.plus(ms) <= now)
-            && self.reason.as_ref().is_none_or(|pattern| fits(pattern, &letter.reason) || fits(pattern, error))
+            && self
+                .reason
+                .as_ref()
+                .is_none_or(|pattern| fits(pattern, &letter.reason) || fits(pattern, error))
     }
 }
 

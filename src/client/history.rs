@@ -28,7 +28,8 @@ impl Client {
     pub async fn trace(&self, id: TaskId) -> Result<Trace, ClientError> {
         let space = self.space();
         let found = repeat(space, || events::trace(space, id)).await?;
-        let begins = found.events.first().is_some_and(|event| event.event == crate::model::event::Move::Submitted);
+        let begins =
+            found.events.first().is_some_and(|event| event.event == crate::model::event::Move::Submitted);
         Ok(Trace { events: found.events, gone_before: found.trimmed_before.filter(|_| !begins) })
     }
 
@@ -73,7 +74,9 @@ impl Client {
 impl EventTail {
     async fn read(&mut self, bucket: usize) -> Result<Stretch, ClientError> {
         let space = self.client.space();
-        let Some(number) = u16::try_from(bucket).ok().and_then(Bucket::new) else { return Ok(Stretch::default()) };
+        let Some(number) = u16::try_from(bucket).ok().and_then(Bucket::new) else {
+            return Ok(Stretch::default());
+        };
         let after = self.after[bucket].clone();
         let stretch = repeat(space, || events::stretch(space, number, None, after.as_deref())).await?;
         if let Some(last) = &stretch.last {

@@ -19,7 +19,7 @@ use crate::model::field::FieldError;
 use crate::model::{Namespace, TaskId, UnixMs};
 use crate::store::intake::{self, WishAnswer};
 use crate::store::queue::{self, Freeze, Scope};
-use crate::store::{ConnectSettings, Space, Store, StoreError, member};
+use crate::store::{ConnectSettings, Shortfall, Space, Store, StoreError, member};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +53,15 @@ pub enum ClientError {
         state: String,
         /// What can be done.
         advice: &'static str,
+    },
+    /// A task is not as safe as it was to be. It may stand all the same; to submit it again by its
+    /// idempotency key is safe.
+    #[error("not durable: task {id} was to be as safe as {}, but {lacks}; it may or may not outlive a failure", lacks.level)]
+    NotDurable {
+        /// The task.
+        id: TaskId,
+        /// What is missing.
+        lacks: Shortfall,
     },
     /// A submit was repeated too late to tell whether its first sending arrived.
     #[error(

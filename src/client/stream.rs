@@ -35,6 +35,8 @@ pub struct StreamProgress {
     pub refused: u64,
     /// Tasks of which nobody knows.
     pub fate_unknown: u64,
+    /// Tasks that are not as safe as they were to be.
+    pub not_durable: u64,
 }
 
 #[derive(Default)]
@@ -43,6 +45,7 @@ struct Tally {
     duplicates: AtomicU64,
     refused: AtomicU64,
     fate_unknown: AtomicU64,
+    not_durable: AtomicU64,
 }
 
 impl Tally {
@@ -52,6 +55,7 @@ impl Tally {
             Ok(_) => &self.duplicates,
             Err(SubmitError::Field(_)) => &self.refused,
             Err(SubmitError::FateUnknown(_)) => &self.fate_unknown,
+            Err(SubmitError::NotDurable { .. }) => &self.not_durable,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
@@ -141,6 +145,7 @@ impl SubmitStream {
             duplicates: self.tally.duplicates.load(Ordering::Relaxed),
             refused: self.tally.refused.load(Ordering::Relaxed),
             fate_unknown: self.tally.fate_unknown.load(Ordering::Relaxed),
+            not_durable: self.tally.not_durable.load(Ordering::Relaxed),
         }
     }
 

@@ -7,10 +7,10 @@ use crate::model::field::{FieldError, Reason};
 use crate::model::lane::Tier;
 use crate::model::spec::{Extras, check_key};
 use crate::model::{
-    Bucket, Key, Labels, LaneCode, LaneGroup, Priority, QueueName, Retry, Spec, TaskId, UnixMs,
+    Bucket, Durability, Key, Labels, LaneCode, LaneGroup, Priority, QueueName, Retry, Spec, TaskId, UnixMs,
 };
 use crate::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
-use crate::store::{Space, StoreError};
+use crate::store::{Shortfall, Space, StoreError};
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -83,6 +83,8 @@ pub struct NewTask {
     pub lease_ms: Option<u32>,
     /// Longest run of its handler.
     pub timeout_ms: Option<u32>,
+    /// How safe it must be before its submit answers.
+    pub durability: Durability,
     /// What only clients and executors read.
     pub extras: Extras,
     /// The payload, opaque.
@@ -105,6 +107,7 @@ impl NewTask {
             start_within_ms: None,
             lease_ms: None,
             timeout_ms: None,
+            durability: Durability::default(),
             extras: Extras::default(),
             payload: Bytes::new(),
         }
@@ -164,6 +167,14 @@ pub enum SubmitError {
     /// Sent again too late to tell whether the first sending arrived.
     #[error("it is not known whether task {0} was created; use an idempotency key to make this exact")]
     FateUnknown(TaskId),
+    /// It is not as safe as it was to be. It may stand all the same; to submit it again by its key is safe.
+    #[error("not durable: task {id} was to be as safe as {}, but {lacks}", lacks.level)]
+    NotDurable {
+        /// The task.
+        id: TaskId,
+        /// What is missing.
+        lacks: Shortfall,
+    },
 }
 
 impl From<SubmitError> for ClientError {
@@ -171,6 +182,7 @@ impl From<SubmitError> for ClientError {
         match error {
             SubmitError::Field(error) => Self::Field(error),
             SubmitError::FateUnknown(id) => Self::FateUnknown(id),
+            SubmitError::NotDurable { id, lacks } => Self::NotDurable { id, lacks },
         }
     }
 }
@@ -184,6 +196,7 @@ struct Pending {
     at: usize,
     row: Row,
     by_spread: bool,
+    durability: Durability,
 }
 
 /// Submits tasks; answers each, in order.
@@ -218,6 +231,7 @@ pub(super) async fn submit_batch(
             answers[at] = Some(Err(error.into()));
             continue;
         }
+        let durability = task.durability;
         match task.into_spec(group, now) {
             Ok(spec) => {
                 let key = spec.placement.as_ref().or(spec.key.as_ref().map(|key| &key.bytes));
@@ -227,7 +241,7 @@ pub(super) async fn submit_batch(
                 }
                 let bucket = fixed.or_else(|| Bucket::new(turn % spread.buckets)).unwrap_or_default();
                 let id = TaskId::new(spec.due.minute(), bucket, fastrand::u64(..));
-                rows.push(Pending { at, row: Row::new(id, spec), by_spread: fixed.is_none() });
+                rows.push(Pending { at, row: Row::new(id, spec), by_spread: fixed.is_none(), durability });
             }
             Err(error) => answers[at] = Some(Err(error.into())),
         }
@@ -243,9 +257,9 @@ async fn send(
     answers: &mut [Option<Result<Submitted, SubmitError>>],
 ) -> Result<(), ClientError> {
     let mut calls: Vec<Vec<Pending>> = Vec::new();
-    let mut open: HashMap<(Bucket, bool), (Vec<Pending>, usize)> = HashMap::new();
+    let mut open: HashMap<(Bucket, bool, Durability), (Vec<Pending>, usize)> = HashMap::new();
     for pending in rows {
-        let key = (pending.row.id.bucket(), pending.by_spread);
+        let key = (pending.row.id.bucket(), pending.by_spread, pending.durability);
         let size = pending.row.bytes.len() + 128;
         let (call, bytes) = open.entry(key).or_default();
         if !call.is_empty() && (call.len() >= CALL_ROWS || *bytes + size > limits::BATCH_MAX_BYTES) {
@@ -287,11 +301,11 @@ async fn send_call(space: &Space, mut call: Vec<Pending>) -> Result<Answered, Cl
         let Some(head) = call.first() else { return Ok(Vec::new()) };
         let bucket = head.row.id.bucket();
         let again_after_ms = first_sent.map(clock::elapsed_ms);
-        let sending = Sending { again_after_ms, by_spread: head.by_spread };
+        let sending = Sending { again_after_ms, by_spread: head.by_spread, durability: head.durability };
         let sent = clock::mono();
         let rows: Vec<Row> = call.iter().map(|pending| pending.row.clone()).collect();
         match intake::submit(space, bucket, &rows, sending).await {
-            Ok(SubmitAnswer::Rows { answers, now }) => {
+            Ok(SubmitAnswer::Rows { answers, now, lacks }) => {
                 let rows = call.into_iter().zip(answers);
                 return Ok(rows
                     .map(|(Pending { at, row, .. }, answer)| {
@@ -300,6 +314,9 @@ async fn send_call(space: &Space, mut call: Vec<Pending>) -> Result<Answered, Cl
                             RowAnswer::Duplicate(id) => (id, false),
                             RowAnswer::FateUnknown => return (at, Err(SubmitError::FateUnknown(row.id))),
                         };
+                        if let Some(lacks) = lacks {
+                            return (at, Err(SubmitError::NotDurable { id, lacks }));
+                        }
                         (at, Ok(Submitted { id, created, due: row.spec.due, now }))
                     })
                     .collect());

@@ -95,6 +95,11 @@ impl Acks {
         }
     }
 
+    /// The same, if there is room now.
+    pub fn try_reserve(&self) -> bool {
+        self.room.try_acquire().map(|permit| permit.forget()).is_ok()
+    }
+
     /// Adds an outcome.
     pub fn push(&self, row: AckRow, now: Instant) {
         let mut piles = self.piles.lock();
@@ -281,6 +286,7 @@ async fn send<L: Link>(core: Arc<Core<L>>, batch: Batch) -> Option<Instant> {
     }
     let done: Vec<_> = rows.iter().map(|row| ExecutionId { id: row.id, grant: row.grant }).collect();
     core.hands.settle(&done);
+    core.settle(&done);
     None
 }
 
@@ -290,10 +296,12 @@ fn count<L: Link>(core: &Core<L>, row: &AckRow, answer: AckAnswer) {
         AckAnswer::Succeeded => core.stats.succeeded(),
         AckAnswer::Retrying { .. } | AckAnswer::Dead => core.stats.failed(),
         AckAnswer::Cancelled => core.stats.cancelled(),
+        AckAnswer::Skipped => core.stats.skipped(),
         // Accepted before; the answer was lost.
         AckAnswer::Known => match row.outcome {
             Outcome::Succeeded => core.stats.succeeded(),
             Outcome::Cancelled => core.stats.cancelled(),
+            Outcome::Skipped => core.stats.skipped(),
             Outcome::Failed { .. } | Outcome::Fatal { .. } | Outcome::RetryAfter { .. } => {
                 core.stats.failed()
             }

@@ -222,6 +222,10 @@ impl Fake {
 impl Link for Fake {
     type Wakes = FakeWakes;
 
+    fn namespace(&self) -> &str {
+        "test"
+    }
+
     fn now_us(&self) -> i64 {
         EPOCH_MS * 1_000 + self.origin.elapsed().as_micros() as i64
     }
@@ -320,6 +324,7 @@ impl Link for Fake {
                 match &row.outcome {
                     Outcome::Succeeded => AckAnswer::Succeeded,
                     Outcome::Cancelled => AckAnswer::Cancelled,
+                    Outcome::Skipped => AckAnswer::Skipped,
                     Outcome::Fatal { .. } => AckAnswer::Dead,
                     Outcome::Failed { .. } | Outcome::RetryAfter { .. } => {
                         AckAnswer::Retrying { due: UnixMs(now_ms + 5_000) }

@@ -93,6 +93,8 @@ pub(super) struct Arrived {
     pub urgent: bool,
     /// Local time until which the grant stands unless it is renewed.
     pub good_until: Instant,
+    /// Local time at which it was taken.
+    pub taken: Instant,
     pub route: Route,
 }
 
@@ -106,6 +108,7 @@ impl Arrived {
             attempt: offer.attempt,
             urgent: offer.urgent,
             good_until: now + left.min(FAR),
+            taken: now,
             route,
         }
     }
@@ -131,6 +134,8 @@ pub(super) struct Job {
     pub signal: Arc<Signal>,
     /// The grant may have lapsed: a `start` must be accepted before the handler runs.
     pub must_ask: bool,
+    /// The journal says already that its handler is entered.
+    pub begun: bool,
 }
 
 /// The answer to a `start` that had to come before the handler.
@@ -225,6 +230,15 @@ pub(super) struct Size {
     pub prefetch: u32,
 }
 
+/// How long what is held and has not started is kept granted to this executor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// For the dispatch time-out: should this process die, the task is soon run elsewhere.
+    Dispatch,
+    /// For its lease, from [`START_AFTER`] on: with a journal this process may come back and say how it ended.
+    Lease,
+}
+
 /// What an execution came to, for the table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum End {
@@ -255,6 +269,7 @@ struct Inner {
 /// The table.
 pub(super) struct Hands {
     size: Size,
+    keep: Keep,
     inner: Mutex<Inner>,
     /// Fires when the level that [`Hands::notify_at`] named is reached.
     pub room: Notify,
@@ -311,7 +326,7 @@ impl Inner {
         held.act_at = now + START_AFTER;
         let must_ask = held.cancelled || now + START_MARGIN >= held.good_until;
         self.running[pool as usize] += 1;
-        Some(Job { task, signal, must_ask })
+        Some(Job { task, signal, must_ask, begun: false })
     }
 }
 
@@ -319,8 +334,8 @@ impl Inner {
 pub(super) type Calls = BTreeMap<Bucket, (Vec<StartRow>, Vec<StartRow>)>;
 
 impl Hands {
-    pub fn new(size: Size) -> Self {
-        Self { size, inner: Mutex::default(), room: Notify::new() }
+    pub fn new(size: Size, keep: Keep) -> Self {
+        Self { size, keep, inner: Mutex::default(), room: Notify::new() }
     }
 
     /// Takes in what was not seen before; answers how many that were. Hands back, once closed, all of it.
@@ -345,7 +360,10 @@ impl Hands {
                 lease: crate::clock::ms(lease),
                 cost_ms: task.cost_ms(),
                 good_until: task.good_until,
-                act_at: task.good_until.checked_sub(HOLD_AHEAD).unwrap_or(task.good_until),
+                act_at: match self.keep {
+                    Keep::Dispatch => task.good_until.checked_sub(HOLD_AHEAD).unwrap_or(task.good_until),
+                    Keep::Lease => task.taken + START_AFTER,
+                },
                 signal: None,
                 asked: None,
             };
@@ -395,7 +413,7 @@ impl Hands {
                 inner.held.get_mut(execution).map(|held| {
                     held.phase = Phase::Done;
                     held.signal = None;
-                    if !held.started {
+                    if !held.started && self.keep == Keep::Dispatch {
                         held.act_at = held.good_until.checked_sub(HOLD_AHEAD).unwrap_or(now);
                     }
                     held.cost_ms
@@ -533,7 +551,7 @@ impl Hands {
                 continue;
             }
             let start = held.phase == Phase::Running && !held.started;
-            let lease = if start || held.started {
+            let lease = if start || held.started || self.keep == Keep::Lease {
                 held.lease
             } else {
                 crate::clock::ms(limits::DISPATCH_TIMEOUT_MS)
@@ -590,7 +608,7 @@ impl Hands {
             held.good_until = held.good_until.max(asked_for.min(named));
             held.started |= start;
             let soonest = now + Duration::from_millis(100);
-            held.act_at = if held.started {
+            held.act_at = if held.started || (self.keep == Keep::Lease && held.phase != Phase::Running) {
                 (sent + held.lease / 3).max(soonest)
             } else if held.phase == Phase::Running {
                 // Renewed while it waited, and it has begun since.
@@ -652,6 +670,7 @@ mod tests {
             attempt: 1,
             urgent: priority.is_urgent(),
             good_until: now + Duration::from_secs(15),
+            taken: now,
             route: Route { queue, labels: Arc::default() },
         }
     }
@@ -675,7 +694,7 @@ mod tests {
 
     #[test]
     fn urgent_tasks_take_normal_slots_first_and_then_their_own() {
-        let (hands, now) = (Hands::new(SIZE), crate::clock::mono());
+        let (hands, now) = (Hands::new(SIZE, Keep::Dispatch), crate::clock::mono());
         let tasks = [Priority::P3, Priority::P3, Priority::P0, Priority::P1, Priority::P1];
         let tasks =
             tasks.into_iter().zip(0..).map(|(priority, number)| arrived(number, priority, now)).collect();
@@ -698,8 +717,45 @@ mod tests {
     }
 
     #[test]
+    fn with_a_journal_what_is_held_unstarted_stays_held_for_its_lease() {
+        let now = crate::clock::mono();
+        let all = || (0..4).map(|number| arrived(number, Priority::P3, now)).collect::<Vec<_>>();
+        // Before START_AFTER nothing is said; then each row has the lease that it asks for.
+        for (keep, soon) in [(Keep::Dispatch, vec![]), (Keep::Lease, vec![limits::LEASE_MS; 2])] {
+            let hands = Hands::new(SIZE, keep);
+            assert_eq!(hands.arrive(all()).unwrap(), 4);
+            let jobs = hands.launch(now);
+            assert_eq!(jobs.len(), 2, "the two others wait");
+            let renewed = |at: Instant| -> Vec<(TaskId, i64)> {
+                let calls = hands.calls(at, &HashSet::new());
+                calls.into_values().flat_map(|(_, renews)| renews).map(|row| (row.id, row.lease_ms)).collect()
+            };
+            assert!(renewed(now + START_AFTER / 2).is_empty());
+            let at = now + START_AFTER;
+            let rows = renewed(at);
+            assert_eq!(rows.iter().map(|(_, lease_ms)| *lease_ms).collect::<Vec<_>>(), soon, "{keep:?}");
+            if keep == Keep::Dispatch {
+                continue;
+            }
+            // Answered, it is renewed at a third of its lease.
+            let rows: Vec<_> = rows
+                .into_iter()
+                .map(|(id, lease_ms)| {
+                    let task = all().into_iter().find(|task| task.execution.id == id).unwrap();
+                    StartRow { id, grant: task.execution.grant, lease_ms }
+                })
+                .collect();
+            let answers = [StartAnswer::Ok { deadline: UnixMs(limits::LEASE_MS), cancel: false }; 2];
+            assert_eq!(hands.answered(false, &rows, &answers, at, at, 0), 0);
+            let third = Duration::from_millis(limits::LEASE_MS as u64 / 3);
+            assert!(renewed(at + third - Duration::from_millis(1)).is_empty());
+            assert_eq!(renewed(at + third).len(), 2);
+        }
+    }
+
+    #[test]
     fn what_ended_is_remembered_and_closing_gives_the_rest_back() {
-        let (hands, now) = (Hands::new(SIZE), crate::clock::mono());
+        let (hands, now) = (Hands::new(SIZE, Keep::Dispatch), crate::clock::mono());
         let all = || (0..4).map(|number| arrived(number, Priority::P3, now)).collect::<Vec<_>>();
         assert_eq!(hands.arrive(all()).unwrap(), 4);
         assert_eq!(hands.arrive(all()).unwrap(), 0, "all are held");

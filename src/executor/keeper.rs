@@ -95,6 +95,7 @@ pub(super) fn record<L: Link>(core: &Core<L>, identity: &Identity) -> ExecutorRe
         load_ms,
         busy,
         draining: core.closing.is_cancelled(),
+        journal: core.journal.as_ref().is_some_and(|journal| journal.is_on()),
         clock_offset_us: core.link.now_us() - crate::clock::wall_us(),
         averages,
         ..identity.record.clone()

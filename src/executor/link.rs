@@ -32,6 +32,8 @@ pub(super) trait Link: Send + Sync + 'static {
     /// Its wake-ups.
     type Wakes: Wakes;
 
+    /// Whose tasks these are.
+    fn namespace(&self) -> &str;
     /// Redis time in µs, as estimated.
     fn now_us(&self) -> i64;
     /// The local monotonic clock.
@@ -97,6 +99,10 @@ impl Wakes for Subscription {
 
 impl Link for SpaceLink {
     type Wakes = Subscription;
+
+    fn namespace(&self) -> &str {
+        self.space.namespace().as_str()
+    }
 
     fn now_us(&self) -> i64 {
         self.space.clock().now_us()

@@ -25,7 +25,8 @@
 //! ```
 //!
 //! An offer's way: `inbox` takes it, `hands` holds it, `runner` runs its handler in a slot, `acks`
-//! reports the outcome; meanwhile `keeper` renews its grant. `link` is all that the runtime asks of
+//! reports the outcome; meanwhile `keeper` renews its grant, and `journal`, where one is kept, writes
+//! down what the next process must report should this one die. `link` is all that the runtime asks of
 //! Redis. Handlers run on threads of their own: one that blocks its thread delays other handlers
 //! and nothing else.
 //!
@@ -40,9 +41,11 @@ mod command;
 mod handler;
 mod hands;
 mod inbox;
+mod journal;
 mod keeper;
 mod link;
 mod observe;
+mod recover;
 mod runner;
 mod stats;
 
@@ -53,18 +56,21 @@ mod tests;
 
 pub use command::{discard, exec, http};
 pub use handler::{Context, HandlerError, HandlerFuture, HandlerResult, Stop, Task};
+pub use journal::JournalError;
 pub use stats::{ExecutorReport, Lag, Stats};
 
 use crate::limits;
 use crate::model::{FieldError, Labels, QueueName, Reason};
 use crate::store::{Space, StoreError};
 use handler::Handler;
-use hands::{Hands, Queue, Size};
+use hands::{Hands, Keep, Queue, Size};
 use inbox::Queues;
+use journal::{Journal, Recovered};
 use link::{ExecutorRecord, Link, SpaceLink};
 use runner::Core;
 use serde::Deserialize;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,6 +109,10 @@ pub struct ExecutorSettings {
     pub drain_grace_ms: u64,
     /// How long a handler that was told to stop may take before it is dropped.
     pub stop_grace_ms: u64,
+    /// File in which begun and unreported work outlives this process; one for each executor.
+    pub journal: Option<PathBuf>,
+    /// Whether an outcome must be on the disk before it is reported, not only with the kernel.
+    pub journal_fsync: bool,
 }
 
 impl Default for ExecutorSettings {
@@ -118,6 +128,8 @@ impl Default for ExecutorSettings {
             // Common platforms kill 30 s after they ask.
             drain_grace_ms: 25_000,
             stop_grace_ms: 5_000,
+            journal: None,
+            journal_fsync: false,
         }
     }
 }
@@ -246,6 +258,14 @@ impl ExecutorBuilder {
         self
     }
 
+    /// Keeps a journal in this file: should this process be killed, the next one that is given the file
+    /// reports first what was begun and what had ended, each under its own grant. One file for each
+    /// executor; it is made where there is none.
+    pub fn journal(mut self, path: impl Into<PathBuf>) -> Self {
+        self.plan.settings.journal = Some(path.into());
+        self
+    }
+
     /// Serves a queue.
     pub fn handle<F, Fut>(mut self, queue: impl Into<String>, handler: F) -> Self
     where
@@ -285,6 +305,9 @@ pub enum ExecutorError {
     /// It could not register.
     #[error("could not register: {0}")]
     Store(#[from] StoreError),
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
     /// Threads for the handlers could not be made.
     #[error("could not make threads for handlers: {0}")]
     Threads(#[from] std::io::Error),
@@ -394,11 +417,17 @@ async fn run<L: Link>(
     names.sort();
     names.extend(any.is_some().then(|| ANY_QUEUE.to_owned()));
     let queues = Arc::new(Queues::new(named, any));
+    let (journal, recovered) = match open_journal(link.namespace(), &settings).await? {
+        Some((journal, recovered)) => (Some(Arc::new(journal)), recovered),
+        None => (None, Recovered::default()),
+    };
+    let keep = if journal.is_some() { Keep::Lease } else { Keep::Dispatch };
     let core = Arc::new(Core {
         link,
         id: Arc::clone(&id),
-        hands: Hands::new(size),
+        hands: Hands::new(size, keep),
         acks: acks::Acks::new(Duration::from_millis(settings.ack_gather_ms)),
+        journal,
         stats: Arc::clone(&stats),
         wake_keeper: tokio::sync::Notify::new(),
         stop_grace: Duration::from_millis(settings.stop_grace_ms),
@@ -422,11 +451,21 @@ async fn run<L: Link>(
     };
     let averages = Arc::clone(&queues);
     let identity = keeper::Identity { record, queues: Box::new(move || averages.averages()) };
-    if register(&core, &identity, &shutdown).await? {
+    if recover::run(&core, recovered, &shutdown).await && register(&core, &identity, &shutdown).await? {
         tracing::info!(executor = %id, slots = settings.slots, urgent_slots = settings.urgent_slots, "executor runs");
         serve(&core, identity, queues, size, &settings, &shutdown, &now).await;
     }
     Ok(stats.report())
+}
+
+async fn open_journal(
+    namespace: &str,
+    settings: &ExecutorSettings,
+) -> Result<Option<(Journal, Recovered)>, ExecutorError> {
+    let Some(path) = settings.journal.clone() else { return Ok(None) };
+    let (namespace, fsync) = (namespace.to_owned(), settings.journal_fsync);
+    let opened = tokio::task::spawn_blocking(move || Journal::open(&path, &namespace, fsync)).await;
+    Ok(Some(opened.map_err(std::io::Error::other)??))
 }
 
 /// The handlers' threads. At the end those that a handler still blocks are left behind.

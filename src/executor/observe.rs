@@ -20,17 +20,25 @@ pub(super) fn acked(answers: &[AckAnswer], took: Duration) {
     }
 }
 
-fn tally(answers: &[AckAnswer]) -> [(&'static str, u64); 6] {
-    let mut counts =
-        [("succeeded", 0), ("retrying", 0), ("dead", 0), ("cancelled", 0), ("stale", 0), ("known", 0)];
+fn tally(answers: &[AckAnswer]) -> [(&'static str, u64); 7] {
+    let mut counts = [
+        ("succeeded", 0),
+        ("retrying", 0),
+        ("dead", 0),
+        ("cancelled", 0),
+        ("skipped", 0),
+        ("stale", 0),
+        ("known", 0),
+    ];
     for answer in answers {
         let at = match answer {
             AckAnswer::Succeeded => 0,
             AckAnswer::Retrying { .. } => 1,
             AckAnswer::Dead => 2,
             AckAnswer::Cancelled => 3,
-            AckAnswer::Stale => 4,
-            AckAnswer::Known => 5,
+            AckAnswer::Skipped => 4,
+            AckAnswer::Stale => 5,
+            AckAnswer::Known => 6,
         };
         counts[at].1 += 1;
     }
@@ -58,7 +66,7 @@ mod tests {
         assert_eq!(tally(&[]).map(|(name, _)| name).as_slice(), ACK_OUTCOMES);
         assert_eq!(
             tally(&[AckAnswer::Dead, AckAnswer::Dead, AckAnswer::Known]).map(|(_, n)| n),
-            [0, 0, 2, 0, 0, 1]
+            [0, 0, 2, 0, 0, 0, 1]
         );
     }
 }

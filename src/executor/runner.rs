@@ -10,6 +10,7 @@
 use super::acks::Acks;
 use super::handler::{Context, HandlerError, HandlerFuture, HandlerResult, Stop, Task, Then, tail};
 use super::hands::{End, Hands, Job, Pool, Verdict};
+use super::journal::Journal;
 use super::link::{AckRow, Link, Outcome};
 use super::stats::Stats;
 use crate::limits;
@@ -32,6 +33,8 @@ pub(super) struct Core<L> {
     pub id: Arc<str>,
     pub hands: Hands,
     pub acks: Acks,
+    /// What is begun and not yet reported, for the next process.
+    pub journal: Option<Arc<Journal>>,
     pub stats: Arc<Stats>,
     pub wake_keeper: tokio::sync::Notify,
     /// How long a handler that was told to stop may take to do so.
@@ -57,7 +60,12 @@ enum Ran {
 impl<L: Link> Core<L> {
     /// Starts slots for what waits and finds one free.
     pub fn launch(self: &Arc<Self>) {
-        let jobs = self.hands.launch(self.link.mono());
+        let mut jobs = self.hands.launch(self.link.mono());
+        if let Some(journal) = self.journal.as_ref().filter(|_| !jobs.is_empty()) {
+            let sure = jobs.iter_mut().map(|(_, job)| job).filter(|job| !job.must_ask);
+            let begun: Vec<_> = sure.map(|job| (job.begun = true, job.task.execution).1).collect();
+            journal.begin(&begun);
+        }
         let mut jobs = jobs.into_iter();
         match (jobs.len(), jobs.next()) {
             (0, _) | (_, None) => {}
@@ -135,6 +143,13 @@ impl<L: Link> Core<L> {
         }
     }
 
+    /// Of these nothing needs to be reported any more.
+    pub fn settle(&self, executions: &[ExecutionId]) {
+        if let Some(journal) = &self.journal {
+            journal.settle(executions);
+        }
+    }
+
     /// Reports the outcome of an offer that came to no handler.
     pub async fn refuse(&self, execution: ExecutionId, outcome: Outcome) {
         self.acks.reserve().await;
@@ -176,12 +191,23 @@ async fn run_one<L: Link>(core: &Arc<Core<L>>, pool: Pool, job: Job) -> Option<J
         }
     }
 
+    if let Some(latest) = job.task.spec.start_before
+        && core.link.now_us() >= latest.0.saturating_add(1).saturating_mul(1_000)
+    {
+        tracing::info!(%execution, %latest, "its latest start has passed; the handler is not run");
+        let unrun = Ended { outcome: Outcome::Skipped, lag_ms: -1, took: None };
+        return end(core, pool, &execution, &queue, unrun).await;
+    }
+
     // A claim grants nothing before its time; that an estimate of Redis's clock says otherwise is its error.
     let lag_ms = (core.link.now_us() - job.task.due.0.saturating_mul(1_000)).div_euclid(1_000).max(0);
     let entered = core.link.mono();
     core.stats.started(lag_ms);
     super::observe::started(lag_ms);
 
+    if let Some(journal) = core.journal.as_ref().filter(|_| !job.begun) {
+        journal.begin(&[execution]);
+    }
     let signal = job.signal;
     let time_out = job.task.spec.timeout_ms.map(|ms| Duration::from_millis(u64::from(ms)));
     let context = Context { signal: Arc::clone(&signal), executor: Arc::clone(&core.id), lag_ms, time_out };
@@ -216,6 +242,7 @@ async fn run_one<L: Link>(core: &Arc<Core<L>>, pool: Pool, job: Job) -> Option<J
     if signal.has(Stop::Stale) {
         core.stats.stale();
         tracing::info!(%execution, "grant no longer stands; the outcome is dropped");
+        core.settle(&[execution]);
         return core.hands.finish(&execution, pool, &queue, End::Dropped, core.link.mono());
     }
     let outcome = if signal.has(Stop::Cancelled) {
@@ -254,14 +281,30 @@ async fn end<L: Link>(
     queue: &super::hands::Queue,
     ended: Ended,
 ) -> Option<Job> {
-    core.acks.reserve().await;
-    let now = core.link.mono();
     let Ended { outcome, lag_ms, took } = ended;
-    let took_ms = took.map(|took| took.as_secs_f64() * 1_000.0);
-    let next = core.hands.finish(execution, pool, queue, End::Outcome { took_ms }, now);
     let took_ms = took.map_or(0, |took| i64::try_from(took.as_millis()).unwrap_or(i64::MAX));
     let ExecutionId { id, grant } = *execution;
-    core.acks.push(AckRow { id, grant, outcome, lag_ms, took_ms }, now);
+    let row = AckRow { id, grant, outcome, lag_ms, took_ms };
+    let mut journal = core.journal.as_ref();
+    if !core.acks.try_reserve() {
+        // It may have to wait for long; what is known is written down before.
+        if let Some(journal) = journal.take() {
+            journal.sync(journal.finish(&row, None)).await;
+        }
+        core.acks.reserve().await;
+    }
+    let now = core.link.mono();
+    let took_ms = took.map(|took| took.as_secs_f64() * 1_000.0);
+    let mut next = core.hands.finish(execution, pool, queue, End::Outcome { took_ms }, now);
+    if let Some(journal) = journal {
+        let sure = next.as_mut().filter(|next| !next.must_ask);
+        let mark = journal.finish(&row, sure.as_ref().map(|next| &next.task.execution));
+        if let Some(next) = sure {
+            next.begun = true;
+        }
+        journal.sync(mark).await;
+    }
+    core.acks.push(row, now);
     next
 }
 
@@ -272,6 +315,7 @@ fn give_back<L: Link>(
     queue: &super::hands::Queue,
 ) -> Option<Job> {
     core.given_back.lock().push((execution.id, execution.grant));
+    core.settle(&[*execution]);
     core.hands.finish(execution, pool, queue, End::Dropped, core.link.mono())
 }
 

@@ -14,6 +14,8 @@ pub struct Stats {
     succeeded: AtomicU64,
     failed: AtomicU64,
     cancelled: AtomicU64,
+    skipped: AtomicU64,
+    recovered: AtomicU64,
     handed_back: AtomicU64,
     stale: AtomicU64,
     lost: AtomicU64,
@@ -42,6 +44,10 @@ pub struct ExecutorReport {
     pub failed: u64,
     /// Ended as cancelled.
     pub cancelled: u64,
+    /// Ended as skipped: not started, since their latest start had passed.
+    pub skipped: u64,
+    /// Outcomes of an earlier process, found in the journal, that were accepted. Not in the other figures.
+    pub recovered: u64,
     /// Given back, uncounted.
     pub handed_back: u64,
     /// Grants that no longer stood when something was to be said about them.
@@ -68,6 +74,8 @@ impl Stats {
             succeeded: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             cancelled: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
+            recovered: AtomicU64::new(0),
             handed_back: AtomicU64::new(0),
             stale: AtomicU64::new(0),
             lost: AtomicU64::new(0),
@@ -86,6 +94,8 @@ impl Stats {
             succeeded: self.succeeded.load(Relaxed),
             failed: self.failed.load(Relaxed),
             cancelled: self.cancelled.load(Relaxed),
+            skipped: self.skipped.load(Relaxed),
+            recovered: self.recovered.load(Relaxed),
             handed_back: self.handed_back.load(Relaxed),
             stale: self.stale.load(Relaxed),
             lost: self.lost.load(Relaxed),
@@ -108,6 +118,14 @@ impl Stats {
 
     pub(super) fn cancelled(&self) {
         self.cancelled.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn skipped(&self) {
+        self.skipped.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn recovered(&self) {
+        self.recovered.fetch_add(1, Relaxed);
     }
 
     pub(super) fn handed_back(&self, count: u64) {

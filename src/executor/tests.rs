@@ -38,7 +38,11 @@ where
 }
 
 fn start_plan(plan: Plan) -> Bed {
-    let (fake, shutdown, now) = (Fake::new(), CancellationToken::new(), CancellationToken::new());
+    start_on(Fake::new(), plan)
+}
+
+fn start_on(fake: Fake, plan: Plan) -> Bed {
+    let (shutdown, now) = (CancellationToken::new(), CancellationToken::new());
     let parts = plan.build().unwrap();
     let running = tokio::spawn(run(fake.clone(), parts, shutdown.clone(), now.clone()));
     Bed { fake, shutdown, now, running }
@@ -585,4 +589,163 @@ proptest! {
         prop_assert!(gauge.most_all <= slots + urgent_slots, "{gauge:?}");
         prop_assert_eq!((report.started, report.succeeded), (count as u64, count as u64));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_after_its_latest_start_is_skipped_unrun() {
+    let bed = start(settings(8), |task, _| async move {
+        assert_eq!(&task.payload[..], b"in time", "this one must not run");
+        Ok(())
+    });
+    let now_ms = bed.fake.now_ms();
+    let send = |payload: &'static [u8], latest_ms: i64, valid_ms: i64| {
+        let start_before = Some(crate::model::UnixMs(now_ms + latest_ms));
+        let spec = Spec { payload: bytes::Bytes::from_static(payload), start_before, ..spec(Priority::P3) };
+        bed.fake.offer(Draft { valid_ms, ..draft(spec) }).id
+    };
+    let (in_time, late) = (send(b"in time", 60_000, 15_000), send(b"late", -1, 15_000));
+    // Its grant is nearly over, so it asks before it looks at the clock.
+    let asked = send(b"late", -1, 400);
+    bed.accepted(3).await;
+    assert_eq!(bed.outcome(in_time), Some(Outcome::Succeeded));
+    assert_eq!((bed.outcome(late), bed.outcome(asked)), (Some(Outcome::Skipped), Some(Outcome::Skipped)));
+    let report = bed.end().await;
+    assert_eq!((report.started, report.succeeded, report.skipped), (1, 1, 2));
+}
+
+/// A journal in a directory that goes with its test.
+struct Paper(std::path::PathBuf);
+
+impl Paper {
+    fn new() -> Self {
+        let dir = std::env::temp_dir().join(format!("minutehand-paper-{}", uuid::Uuid::new_v4()));
+        std::fs::create_dir(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn file(&self) -> std::path::PathBuf {
+        self.0.join("journal")
+    }
+
+    /// What a process that is killed now leaves behind.
+    fn as_of_now(&self) -> std::path::PathBuf {
+        let copy = self.0.join("copy");
+        std::fs::copy(self.file(), &copy).unwrap();
+        copy
+    }
+}
+
+impl Drop for Paper {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn journalled<F, Fut>(path: std::path::PathBuf, handler: F) -> Plan
+where
+    F: Fn(Task, Context) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = HandlerResult> + Send + 'static,
+{
+    Plan {
+        settings: ExecutorSettings { journal: Some(path), ..settings(4) },
+        queues: vec![("q".into(), Plan::handler(handler))],
+        threads: Some(tokio::runtime::Handle::current()),
+        ..Plan::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_killed_process_had_done_is_reported_first_and_not_run_again() {
+    let paper = Paper::new();
+    let first = start_plan(journalled(paper.file(), |_, _| async { Ok(()) }));
+    let fake = first.fake.clone();
+    // None of its acks gets through.
+    fake.state.lock().fail_acks = std::iter::repeat_n(Fail::Before, 1_000).collect();
+    let id = fake.offer(Draft::default()).id;
+    fake.until("an ack was tried", |state| state.fail_acks.len() < 1_000).await;
+    let left = paper.as_of_now();
+    first.running.abort();
+    let _ = first.running.await;
+
+    // The next one needs four tries to be heard; before that it takes nothing.
+    let (before, offered) = (fake.state.lock().takes.len(), Arc::new(AtomicU32::new(0)));
+    fake.state.lock().fail_acks = std::iter::repeat_n(Fail::Before, 3).chain([Fail::After]).collect();
+    let other = fake.offer(Draft::default()).id;
+    let runs = Arc::clone(&offered);
+    let second = start_on(
+        fake.clone(),
+        journalled(left, move |task, _| {
+            assert_ne!(task.id, id, "it has been run");
+            runs.fetch_add(1, Ordering::SeqCst);
+            async { Ok(()) }
+        }),
+    );
+    fake.until("the journal was reported", |state| {
+        let reported = !state.accepted.is_empty();
+        assert!(reported || state.takes.len() == before, "nothing is taken before");
+        reported
+    })
+    .await;
+    second.accepted(2).await;
+    assert_eq!(second.outcome(id), Some(Outcome::Succeeded));
+    assert_eq!(second.outcome(other), Some(Outcome::Succeeded));
+    let report = second.end().await;
+    // Its first answer was lost, so Redis knew the outcome when it was sent again.
+    assert_eq!((report.started, report.succeeded, report.recovered, report.stale), (1, 1, 0, 0));
+    assert_eq!(offered.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_killed_process_was_running_has_failed_unless_others_have_it_by_now() {
+    let paper = Paper::new();
+    let entered = Arc::new(Notify::new());
+    let tell = Arc::clone(&entered);
+    let first = start_plan(journalled(paper.file(), move |_, _| {
+        tell.notify_one();
+        std::future::pending()
+    }));
+    let fake = first.fake.clone();
+    let (one, two) = (fake.offer(Draft::default()).id, fake.offer(Draft::default()).id);
+    for _ in 0..2 {
+        entered.notified().await;
+    }
+    let left = paper.as_of_now();
+    // The second task's grant has lapsed, and somebody else has it.
+    fake.state.lock().runs.remove(&two);
+    let second = start_on(fake.clone(), journalled(left, |_, _| async { Ok(()) }));
+    second.accepted(1).await;
+    let crashed = Outcome::Failed { error: super::recover::CRASHED.into() };
+    assert_eq!((second.outcome(one), second.outcome(two)), (Some(crashed), None));
+    assert_eq!(fake.state.lock().refused.len(), 1);
+    let report = second.end().await;
+    assert_eq!((report.recovered, report.stale, report.started), (1, 1, 0));
+    assert!(fake.state.lock().beats.iter().all(|beat| beat.journal), "it says that it keeps one");
+    first.running.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_orderly_end_leaves_nothing_in_the_journal() {
+    let paper = Paper::new();
+    let bed = start_plan(journalled(paper.file(), |task, ctx| async move {
+        if task.payload.is_empty() {
+            ctx.cancelled().await;
+            return Err(HandlerError::failed("stopped"));
+        }
+        Err(HandlerError::failed("no"))
+    }));
+    let empty = draft(Spec { payload: bytes::Bytes::new(), ..spec(Priority::P3) });
+    bed.fake.offer(empty);
+    for _ in 0..300 {
+        bed.fake.offer(Draft::default());
+    }
+    bed.accepted(300).await;
+    let error = {
+        let plan = journalled(paper.file(), |_, _| async { Ok(()) });
+        start_on(bed.fake.clone(), plan).running.await.unwrap().unwrap_err()
+    };
+    assert!(matches!(error, ExecutorError::Journal(JournalError::InUse { .. })), "{error}");
+    let report = bed.end().await;
+    assert_eq!((report.failed, report.handed_back), (300, 1), "{report:?}");
+    let (_, found) = Journal::open(&paper.file(), "test", false).unwrap();
+    assert_eq!(found, Recovered::default());
 }

@@ -20,7 +20,7 @@ pub fn write(out: &mut [u8], mut value: u128) {
     }
 }
 
-/// Reads digits written by [`write`]; nothing when one is not of the 64, or there are over 21.
+/// Reads digits written by [`write()`]; nothing when one is not of the 64, or there are over 21.
 pub fn read(text: &[u8]) -> Option<u128> {
     if text.len() > 21 {
         return None;

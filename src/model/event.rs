@@ -252,14 +252,18 @@ mod tests {
         let ended = read(b'e', format!("{}{grant}S----2----A", id()));
         assert_eq!((ended[0].event, ended[0].fence), (Move::Succeeded, Some(2)));
         assert_eq!(ended[0].cause, "started 3 ms after due, ran 11 ms");
-        let retried = read(b'v', format!("{}{grant}R17645112800000004boom{}{}H00000000000000000", id(), id(), " ".repeat(18)));
+        let retried = read(
+            b'v',
+            format!("{}{grant}R17645112800000004boom{}{}H00000000000000000", id(), id(), " ".repeat(18)),
+        );
         assert_eq!(retried.len(), 2);
         assert_eq!((retried[0].due, retried[0].cause.as_str()), (Some(UnixMs(1_764_511_280_000)), "boom"));
         assert_eq!((retried[1].event, retried[1].fence, retried[1].due), (Move::HandedBack, None, None));
         let submitted = read(b's', format!("{}--6F--0", id()));
         assert_eq!(submitted[0].due, Some(id().home().start().plus(1)));
         assert_eq!(read(b'c', format!("{0}{grant}{0}{grant}", id())).len(), 2);
-        let first = decode(b'g', format!("{head}{grant}").as_bytes(), format!("{0}{0}", id()).as_bytes()).unwrap();
+        let first =
+            decode(b'g', format!("{head}{grant}").as_bytes(), format!("{0}{0}", id()).as_bytes()).unwrap();
         assert!(decode(b'c', format!("{head}x").as_bytes(), b"").is_err());
         assert_eq!((first.len(), first[1].event, first[1].fence), (2, Move::Claimed, Some(2)));
     }

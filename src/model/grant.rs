@@ -84,7 +84,7 @@ impl fmt::Debug for Grant {
 }
 
 /// The name of one execution: `<id>.<fence>.<nonce>`. Fit as an idempotency key for what the task does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExecutionId {
     /// The task.
     pub id: TaskId,

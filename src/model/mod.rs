@@ -5,6 +5,7 @@
 
 pub mod bucket;
 pub mod digits;
+pub mod durability;
 pub mod event;
 pub mod field;
 pub mod grant;
@@ -19,6 +20,7 @@ pub mod spec;
 pub mod state;
 
 pub use bucket::{Bucket, Namespace, Tag};
+pub use durability::Durability;
 pub use field::{FieldError, Reason};
 pub use grant::{ExecutionId, Grant, Nonce};
 pub use id::TaskId;

@@ -114,7 +114,10 @@ impl Replay {
             };
             let fence = if state == State::Running { fence } else { None };
             let highest = event.fence.unwrap_or(0);
-            self.tasks.insert(event.id, Track { state, fence, highest, grants: u32::from(fence.is_some()), last: event.at });
+            self.tasks.insert(
+                event.id,
+                Track { state, fence, highest, grants: u32::from(fence.is_some()), last: event.at },
+            );
             self.report.accepted += u64::from(is_outcome(event.event));
             return;
         };
@@ -146,7 +149,10 @@ impl Replay {
             }
             Move::Offered | Move::Started | Move::CancelAsked => {
                 if from != State::Running || (event.fence.is_some() && event.fence != track.fence) {
-                    let detail = format!("{:?} of grant {:?} while {from} under {:?}", event.event, event.fence, track.fence);
+                    let detail = format!(
+                        "{:?} of grant {:?} while {from} under {:?}",
+                        event.event, event.fence, track.fence
+                    );
                     self.fault(Kind::IllegalStep, event, detail);
                 }
             }
@@ -162,7 +168,8 @@ impl Replay {
                 if outcome && (from.is_final() || (from == State::Dead && to != Move::Redriven)) {
                     self.fault(Kind::DoubleAcceptance, event, format!("{to:?} although it was {from}"));
                 } else if outcome && event.fence.is_some() && event.fence != track.fence {
-                    let detail = format!("{to:?} of grant {:?} while {:?} was current", event.fence, track.fence);
+                    let detail =
+                        format!("{to:?} of grant {:?} while {:?} was current", event.fence, track.fence);
                     self.fault(Kind::DoubleAcceptance, event, detail);
                 } else if !from.may_become(next) {
                     self.fault(Kind::IllegalStep, event, format!("{to:?} while {from}"));
@@ -224,7 +231,10 @@ fn after(event: Move) -> Option<State> {
 
 /// Whether a move is an outcome that ends a grant for good.
 fn is_outcome(event: Move) -> bool {
-    matches!(event, Move::Succeeded | Move::Retried | Move::Died | Move::Cancelled | Move::Expired | Move::Skipped)
+    matches!(
+        event,
+        Move::Succeeded | Move::Retried | Move::Died | Move::Cancelled | Move::Expired | Move::Skipped
+    )
 }
 
 #[cfg(test)]
@@ -237,7 +247,15 @@ mod tests {
         let mut replay = Replay::new(trimmed);
         for (at, (event, fence)) in moves.iter().enumerate() {
             let (fence, at) = (*fence, UnixMs(at as i64));
-            replay.feed(&Event { at, id, event: *event, fence, actor: String::new(), due: None, cause: String::new() });
+            replay.feed(&Event {
+                at,
+                id,
+                event: *event,
+                fence,
+                actor: String::new(),
+                due: None,
+                cause: String::new(),
+            });
         }
         replay.finish(true)
     }
@@ -268,22 +286,40 @@ mod tests {
         ];
         let report = replay(&life, false);
         assert!(report.ok, "{report:?}");
-        assert_eq!((report.events, report.tasks, report.ended, report.redispatched, report.accepted), (14, 1, 1, 4, 3));
+        assert_eq!(
+            (report.events, report.tasks, report.ended, report.redispatched, report.accepted),
+            (14, 1, 1, 4, 3)
+        );
     }
 
     #[test]
     fn each_fault_has_its_name() {
-        assert_eq!(kinds(&[(Submitted, None), (Claimed, Some(1)), (Claimed, Some(2)), (Succeeded, Some(2))]), [Kind::LeaseOverlap]);
+        assert_eq!(
+            kinds(&[(Submitted, None), (Claimed, Some(1)), (Claimed, Some(2)), (Succeeded, Some(2))]),
+            [Kind::LeaseOverlap]
+        );
         assert_eq!(
             kinds(&[(Submitted, None), (Claimed, Some(1)), (Succeeded, Some(1)), (Succeeded, Some(1))]),
             [Kind::DoubleAcceptance]
         );
         assert_eq!(
-            kinds(&[(Submitted, None), (Claimed, Some(1)), (Lost, Some(1)), (Claimed, Some(2)), (Succeeded, Some(1))]),
+            kinds(&[
+                (Submitted, None),
+                (Claimed, Some(1)),
+                (Lost, Some(1)),
+                (Claimed, Some(2)),
+                (Succeeded, Some(1))
+            ]),
             [Kind::DoubleAcceptance]
         );
         assert_eq!(
-            kinds(&[(Submitted, None), (Claimed, Some(2)), (HandedBack, Some(2)), (Claimed, Some(2)), (Succeeded, Some(2))]),
+            kinds(&[
+                (Submitted, None),
+                (Claimed, Some(2)),
+                (HandedBack, Some(2)),
+                (Claimed, Some(2)),
+                (Succeeded, Some(2))
+            ]),
             [Kind::FenceNotGrown]
         );
         assert_eq!(kinds(&[(Claimed, Some(1)), (Succeeded, Some(1))]), [Kind::NeverSubmitted]);

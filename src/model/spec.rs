@@ -196,7 +196,11 @@ impl Spec {
         if let Some(lease) = self.lease_ms
             && !(limits::LEASE_MIN_MS..=limits::LEASE_MAX_MS).contains(&i64::from(lease))
         {
-            return Err(FieldError::new("lease", Reason::OutOfRange, format!("{lease} ms must lie between 1 s and 24 h")));
+            return Err(FieldError::new(
+                "lease",
+                Reason::OutOfRange,
+                format!("{lease} ms must lie between 1 s and 24 h"),
+            ));
         }
         if self.timeout_ms == Some(0) {
             return Err(FieldError::new("timeout", Reason::OutOfRange, "0 ms would end every run at once"));
@@ -321,7 +325,20 @@ impl Spec {
             Extras::default()
         };
         let payload = bytes.slice(at.at..);
-        Ok(Self { lane, due, retry, key, placement, plan, deadline, start_before, lease_ms, timeout_ms, extras, payload })
+        Ok(Self {
+            lane,
+            due,
+            retry,
+            key,
+            placement,
+            plan,
+            deadline,
+            start_before,
+            lease_ms,
+            timeout_ms,
+            extras,
+            payload,
+        })
     }
 }
 
@@ -471,6 +488,10 @@ pub(crate) mod tests {
         assert_eq!(field(Spec { plan: Some("a b".into()), ..plain(b"") }), "plan");
         assert_eq!(field(Spec { lease_ms: Some(10), ..plain(b"") }), "lease");
         assert_eq!(field(Spec { timeout_ms: Some(0), ..plain(b"") }), "timeout");
-        assert!(Spec { key: key(512), payload: vec![0; limits::PAYLOAD_MAX_BYTES].into(), ..plain(b"") }.check().is_ok());
+        assert!(
+            Spec { key: key(512), payload: vec![0; limits::PAYLOAD_MAX_BYTES].into(), ..plain(b"") }
+                .check()
+                .is_ok()
+        );
     }
 }

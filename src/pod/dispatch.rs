@@ -386,7 +386,9 @@ impl Dispatcher {
         metric::handles().handed_back.add("no_executor", parcels.len() as u64);
         let view = Arc::clone(&self.inner.lock().view);
         let frozen = |parcel: &Parcel| {
-            view.groups.get(&parcel.group).is_some_and(|(group, _)| view.freeze.of_queue(&group.queue).is_some())
+            view.groups
+                .get(&parcel.group)
+                .is_some_and(|(group, _)| view.freeze.of_queue(&group.queue).is_some())
         };
         let (held, unserved): (Vec<_>, Vec<_>) = parcels.iter().partition(|parcel| frozen(parcel));
         for (parcels, cause) in [(held, "frozen"), (unserved, "no executor serves its queue and labels")] {

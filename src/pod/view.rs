@@ -79,8 +79,9 @@ impl View {
         for (code, group) in groups {
             // Frozen queues are nobody's: their lanes stand aside until they are thawed.
             let open = freeze.of_queue(&group.queue).is_none();
-            let serving: Vec<usize> =
-                (0..if open { executors.len() } else { 0 }).filter(|at| executors[*at].serves(&group)).collect();
+            let serving: Vec<usize> = (0..if open { executors.len() } else { 0 })
+                .filter(|at| executors[*at].serves(&group))
+                .collect();
             let class = *known.entry(serving).or_insert_with_key(|serving| {
                 classes.push(serving.clone());
                 classes.len() - 1

@@ -3,7 +3,7 @@
 use super::layer::{Origin, SettingsError};
 use super::{Settings, Span};
 use crate::limits;
-use crate::model::{Namespace, Retry};
+use crate::model::{Durability, Namespace, Retry};
 use std::fmt;
 
 /// A setting that works but that somebody will regret.
@@ -36,6 +36,9 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
         Err(error) if error.field == "retries" => return refuse("defaults.retries", error.detail),
         Err(error) => return refuse("defaults.backoff", error.detail),
         Ok(_) => {}
+    }
+    if let Err(error) = s.defaults.durability.parse::<Durability>() {
+        return refuse("defaults.durability", error.detail);
     }
     if let Err(error) = s.log.level.parse::<tracing_subscriber::EnvFilter>() {
         return refuse("log.level", format!("is no level or filter: {error}"));
@@ -76,6 +79,10 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
         limits::LEASE_MIN_MS,
         limits::LEASE_MAX_MS,
     )?;
+    // Milliseconds of a time-out lie in 32 bits.
+    span("defaults.timeout", s.defaults.timeout, 0, i64::from(u32::MAX))?;
+    span("defaults.start_within", s.defaults.start_within, 0, limits::DUE_AHEAD_MAX_MS)?;
+    span("defaults.expire_after", s.defaults.expire_after, 0, limits::DUE_AHEAD_MAX_MS)?;
     span("metrics.upkeep", s.metrics.upkeep, 1_000, 5_000)?;
 
     if s.pod.poll >= s.pod.lock {
@@ -157,6 +164,8 @@ mod tests {
         assert_eq!(key(|s| s.executor.heartbeat = Span::from_ms(3_001)), "executor.heartbeat");
         assert_eq!(key(|s| s.executor.slots = 10_001), "executor.slots");
         assert_eq!(key(|s| s.defaults.retries = 255), "defaults.retries");
+        assert_eq!(key(|s| s.defaults.durability = "wait:0".into()), "defaults.durability");
+        assert_eq!(key(|s| s.defaults.timeout = Span::from_ms(1 << 32)), "defaults.timeout");
         assert_eq!(key(|s| s.defaults.backoff = "often".into()), "defaults.backoff");
         assert_eq!(key(|s| s.defaults.lease = Span::from_ms(999)), "defaults.lease");
         assert_eq!(key(|s| s.log.level = "minutehand=loud".into()), "log.level");

@@ -94,6 +94,10 @@ pub struct ExecutorSection {
     pub drain: Span,
     /// Time for a task that was told to stop.
     pub stop_grace: Span,
+    /// File of the journal; empty for none.
+    pub journal: PathBuf,
+    /// Whether it must survive the machine's death too.
+    pub journal_fsync: bool,
 }
 
 /// What a task gets whose submitter says nothing else.
@@ -108,6 +112,14 @@ pub struct TaskDefaults {
     pub lease: Span,
     /// Time from hand-out to start.
     pub dispatch_timeout: Span,
+    /// Longest run of a handler; zero for none.
+    pub timeout: Span,
+    /// Latest start after the due time; zero for none.
+    pub start_within: Span,
+    /// Total time-out from the due time on; zero for none.
+    pub expire_after: Span,
+    /// How safe a task must be before its submit answers, in the grammar of [`crate::model::Durability`].
+    pub durability: String,
 }
 
 /// Log lines.

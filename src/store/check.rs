@@ -6,7 +6,7 @@
 //! run while tasks move: what moves between two steps is judged where it is then.
 //!
 //! It holds in memory what it lists, one name for each key that nothing lists, and the leases of at
-//! most [`LEASE_WINDOW_ROWS`] running tasks.
+//! most 50,000 running tasks.
 
 use super::reply::Fields;
 use super::script;

@@ -435,8 +435,9 @@ impl Dialer {
     }
 
     /// A client for one place, not yet connected. Its first connection fails at once or succeeds;
-    /// a lost one is opened again by the client itself.
-    pub fn client(&self, server: ServerConfig) -> Client {
+    /// a lost one is opened again by the client itself. A patient one does not take a server for dead
+    /// that is long silent.
+    pub fn client(&self, server: ServerConfig, patient: bool) -> Client {
         let config = Config {
             fail_fast: true,
             username: self.url.username.clone(),
@@ -447,7 +448,11 @@ impl Dialer {
             tls: self.tls.clone(),
             ..Config::default()
         };
-        Client::new(config, Some(self.performance()), Some(self.connection()), Some(reconnect_policy()))
+        let mut connection = self.connection();
+        if patient {
+            connection.unresponsive.max_timeout = None;
+        }
+        Client::new(config, Some(self.performance()), Some(connection), Some(reconnect_policy()))
     }
 
     /// A client for one sentinel, not yet connected.
@@ -664,15 +669,18 @@ impl NodeInfo {
 
     /// Whether its version is new enough: flags in scripts and sharded pub/sub came with 7.0.
     pub(super) fn check_version(&self) -> Result<(), StoreError> {
-        let major = self.redis_version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-        match major {
-            Some(major) if major >= 7 => Ok(()),
-            _ => {
-                let version =
-                    if self.version.is_empty() { "(unknown version)".into() } else { self.version.clone() };
-                Err(StoreError::TooOld { flavor: self.flavor.name(), version })
-            }
+        if self.redis_version_at_least(7, 0) {
+            return Ok(());
         }
+        let version = if self.version.is_empty() { "(unknown version)".into() } else { self.version.clone() };
+        Err(StoreError::TooOld { flavor: self.flavor.name(), version })
+    }
+
+    /// Whether it has the commands of this version of Redis.
+    pub(super) fn redis_version_at_least(&self, major: u32, minor: u32) -> bool {
+        let mut parts = self.redis_version.split('.').map(|part| part.parse::<u32>().ok());
+        let found = (parts.next().flatten(), parts.next().flatten());
+        found >= (Some(major), Some(minor))
     }
 }
 

@@ -1,5 +1,6 @@
 //! What can go wrong between a caller and Redis, and what it means for the caller.
 
+use crate::model::Durability;
 use std::fmt;
 
 /// Why a server that was reached would not run a command now.
@@ -152,6 +153,16 @@ pub enum StoreError {
         /// The policy found.
         policy: String,
     },
+    /// The server cannot promise what a task was to be promised; nothing was sent.
+    #[error("redis at {url} cannot promise durability {level}: {what}; nothing was sent")]
+    CannotPromise {
+        /// What was asked for.
+        level: Durability,
+        /// Where, without the password.
+        url: String,
+        /// What is in the way.
+        what: String,
+    },
     /// The address cannot be used.
     #[error("redis url: {what}")]
     BadUrl {
@@ -197,6 +208,7 @@ impl StoreError {
             | Self::NoPermission { .. }
             | Self::TooOld { .. }
             | Self::UnsafeEviction { .. }
+            | Self::CannotPromise { .. }
             | Self::BadUrl { .. }
             | Self::BadReply { .. }
             | Self::Script { .. }
@@ -224,6 +236,7 @@ impl StoreError {
             Self::NoPermission { .. } => "no_permission",
             Self::TooOld { .. } => "too_old",
             Self::UnsafeEviction { .. } => "unsafe_eviction",
+            Self::CannotPromise { .. } => "cannot_promise",
             Self::BadUrl { .. } => "bad_url",
             Self::BadReply { .. } => "bad_reply",
             Self::Script { .. } => "script",
@@ -249,6 +262,7 @@ impl StoreError {
             Self::NoPermission { .. }
             | Self::TooOld { .. }
             | Self::UnsafeEviction { .. }
+            | Self::CannotPromise { .. }
             | Self::BadUrl { .. }
             | Self::Overloaded { .. }
             | Self::Closed => false,

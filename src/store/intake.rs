@@ -2,10 +2,10 @@
 
 use super::script;
 use super::space::Space;
-use super::{Reply, StoreError};
+use super::{Reply, Shortfall, StoreError};
 use crate::limits;
 use crate::model::spec::Spec;
-use crate::model::{Bucket, Priority, State, TaskId, UnixMs, digits, spec};
+use crate::model::{Bucket, Durability, Priority, State, TaskId, UnixMs, digits, spec};
 use bytes::Bytes;
 
 /// A task ready to be sent: all of a call's rows are of one bucket.
@@ -47,6 +47,8 @@ pub enum SubmitAnswer {
         answers: Vec<RowAnswer>,
         /// Redis's time of the call.
         now: UnixMs,
+        /// What is missing to the durability asked for. The rows may stand all the same.
+        lacks: Option<Shortfall>,
     },
     /// The bucket takes no new tasks: read the spread anew and choose another.
     SpreadChanged,
@@ -59,6 +61,8 @@ pub struct Sending {
     pub again_after_ms: Option<i64>,
     /// Whether the bucket was chosen by the spread, so that a closed one refuses.
     pub by_spread: bool,
+    /// How safe the rows must be before the call answers.
+    pub durability: Durability,
 }
 
 /// Makes rows of one bucket pending. At most [`limits::BATCH_MAX_ROWS`] rows; they are put in order of due time.
@@ -71,7 +75,8 @@ pub async fn submit(
     sending: Sending,
 ) -> Result<SubmitAnswer, StoreError> {
     if rows.is_empty() {
-        return Ok(SubmitAnswer::Rows { answers: Vec::new(), now: UnixMs(space.clock().now_ms()) });
+        let now = UnixMs(space.clock().now_ms());
+        return Ok(SubmitAnswer::Rows { answers: Vec::new(), now, lacks: None });
     }
     debug_assert!(rows.len() <= limits::BATCH_MAX_ROWS);
     debug_assert!(rows.iter().all(|row| row.id.bucket() == bucket && row.id.home() == row.spec.due.minute()));
@@ -142,7 +147,8 @@ pub async fn submit(
         args.number(place + 1).number(deadline.minute()).number(deadline.0);
     }
 
-    let answer = space.call(&script::SUBMIT, space.guard(bucket), args).await?;
+    let (answer, lacks) =
+        space.call_durable(&script::SUBMIT, space.guard(bucket), args, sending.durability).await?;
     let now = UnixMs(answer.now_ms());
     if &answer.word[..] == b"SPREAD_CHANGED" {
         return Ok(SubmitAnswer::SpreadChanged);
@@ -165,7 +171,7 @@ pub async fn submit(
             other => return Err(fields.bad(format!("unknown code {}", String::from_utf8_lossy(other)))),
         };
     }
-    Ok(SubmitAnswer::Rows { answers, now })
+    Ok(SubmitAnswer::Rows { answers, now, lacks })
 }
 
 /// What became of a wish to cancel or move a task.

@@ -10,6 +10,7 @@
 
 mod args;
 mod connect;
+mod durable;
 mod error;
 mod mutate;
 mod reply;
@@ -34,6 +35,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fred::interfaces::ClientLike;
+use fred::prelude::Client;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -41,6 +43,7 @@ pub use connect::{
     CALL_TIMEOUT_RANGE_MS, CONNECT_TIMEOUT_RANGE_MS, ConnectSettings, Flavor, Host, Mode, NodeInfo,
     POOL_SIZE_DEFAULT, POOL_SIZE_MAX, Place, RedisUrl, ServerInfo,
 };
+pub use durable::Shortfall;
 pub use error::{Cause, StoreError};
 pub use reply::{Fields, Reply};
 pub use script::{ALL as SCRIPTS, Script};
@@ -50,8 +53,9 @@ pub use topology::{SLOTS, slot_of};
 
 use crate::clock::mono;
 use crate::limits::CALL_RETRIES_MAX;
+use crate::model::Durability;
 use connect::Dialer;
-use script_call::{Fault, Request, Wait};
+use script_call::{Fault, Request};
 use subscribe::Hub;
 use topology::{Node, Topology};
 
@@ -208,29 +212,8 @@ impl Store {
         args: Vec<Bytes>,
     ) -> Result<Reply, StoreError> {
         let slot = slot_of(&keys[0]);
-        self.run(Request::Script { script, keys: &keys, args: &args, wait: None, whole: false }, Some(slot)).await
-    }
-
-    /// Runs a script and then waits until so many replicas have its writes, at most `at_most_ms`
-    /// (not more than half of the call's time-out). Gives the answer and how many replicas have them:
-    /// fewer than asked for is an answer, not an error. Other calls on the same connection wait too.
-    pub async fn call_replicated(
-        &self,
-        script: &'static Script,
-        keys: [Bytes; 2],
-        args: Vec<Bytes>,
-        replicas: u32,
-        at_most_ms: u32,
-    ) -> Result<(Reply, u32), StoreError> {
-        let half = u32::try_from(self.inner.topology.dialer.call_timeout.as_millis() / 2).unwrap_or(u32::MAX);
-        // Zero would wait for ever; more than a second looks like a dead connection.
-        let wait = Some(Wait { replicas, at_most_ms: at_most_ms.clamp(1, half.clamp(1, 1_000)) });
-        let slot = slot_of(&keys[0]);
-        let both = self.run(Request::Script { script, keys: &keys, args: &args, wait, whole: false }, Some(slot)).await?;
-        let mut both = both.fields(script.name)?;
-        let answer = both.next("the answer")?;
-        let have = both.int("the replicas")?;
-        Ok((answer, u32::try_from(have).map_err(|_| both.bad("a count of replicas out of range"))?))
+        let level = Durability::Memory;
+        self.run(Request::Script { script, keys: &keys, args: &args, level, whole: false }, Some(slot)).await
     }
 
     /// Runs several calls at the same time; the answers stand in the order of the calls.
@@ -313,13 +296,29 @@ impl Store {
         left: Duration,
         asking: bool,
     ) -> Result<Reply, Fault> {
-        let topology = &self.inner.topology;
+        if request.level() != Durability::Memory {
+            // Behind a pointer, so that the common calls are not made larger by it.
+            return Box::pin(self.send_durable(node, request, left, asking)).await;
+        }
         let start = mono();
         // In a cluster the slot may get another owner while its old one is away.
         let wait = if node.host().is_some() { left.min(WAIT_FOR_NODE) } else { left };
         let client = node.client(wait).await.map_err(|detail| Fault::Unsent { detail })?;
         let left = left.saturating_sub(mono().saturating_duration_since(start)).max(Duration::from_millis(1));
-        let mut answer = script_call::send(&client, request, left, asking).await;
+        self.send_by(node, &client, request, left, asking).await
+    }
+
+    /// Sends by this client, and notes how the node fares.
+    async fn send_by(
+        &self,
+        node: &Node,
+        client: &Client,
+        request: Request<'_>,
+        left: Duration,
+        asking: bool,
+    ) -> Result<Reply, Fault> {
+        let topology = &self.inner.topology;
+        let mut answer = script_call::send(client, request, left, asking).await;
         if matches!(answer, Err(Fault::Late)) && !client.is_connected() {
             // It waited for a connection that never came. It may also have been lost with the last one.
             answer = Err(Fault::Broken { detail: node.trouble() });

@@ -49,9 +49,7 @@ const PLACES: [(Mutation, &str, &str, &str); 5] = [
 pub fn text(script: &Script) -> Option<String> {
     let mutation = planted()?;
     let places = PLACES.iter().filter(|(which, name, ..)| *which == mutation && *name == script.name);
-    places.fold(None, |text, (_, _, from, to)| {
-        Some(text.as_deref().unwrap_or(script.body).replace(from, to))
-    })
+    places.fold(None, |text, (_, _, from, to)| Some(text.as_deref().unwrap_or(script.body).replace(from, to)))
 }
 
 /// Whether the outcome of this task is to be lost: one task in 64.

@@ -121,7 +121,12 @@ async fn call(
 }
 
 /// Freezes something; answers what is frozen now, and whether this call changed it.
-pub async fn freeze(space: &Space, scope: &Scope, who: &str, cause: &str) -> Result<(Freeze, bool), StoreError> {
+pub async fn freeze(
+    space: &Space,
+    scope: &Scope,
+    who: &str,
+    cause: &str,
+) -> Result<(Freeze, bool), StoreError> {
     call(space, b"f", &scope.to_string(), who, cause).await
 }
 

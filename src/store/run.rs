@@ -125,6 +125,8 @@ pub enum Outcome {
     },
     /// Stopped because someone wished so.
     Cancelled,
+    /// Not started, because its latest start had passed.
+    Skipped,
 }
 
 impl Outcome {
@@ -132,6 +134,7 @@ impl Outcome {
         match self {
             Self::Succeeded => b"S",
             Self::Cancelled => b"C",
+            Self::Skipped => b"K",
             Self::Failed { .. } => b"F",
             Self::Fatal { .. } => b"D",
             Self::RetryAfter { .. } => b"A",
@@ -140,7 +143,7 @@ impl Outcome {
 
     fn error(&self) -> &str {
         match self {
-            Self::Succeeded | Self::Cancelled => "",
+            Self::Succeeded | Self::Cancelled | Self::Skipped => "",
             Self::Failed { error } | Self::Fatal { error } | Self::RetryAfter { error, .. } => error,
         }
     }
@@ -175,6 +178,8 @@ pub enum AckAnswer {
     Dead,
     /// Accepted: it is cancelled, by the handler or because someone had asked for it.
     Cancelled,
+    /// Accepted: it is skipped; it never started.
+    Skipped,
     /// Not accepted: the grant is no longer current.
     Stale,
     /// This grant's outcome had been accepted before; nothing changed.
@@ -242,8 +247,10 @@ fn piece_len(rows: &[AckRow]) -> usize {
     let mut weight = 0;
     let fits = |row: &&AckRow| {
         weight += match row.outcome {
-            Outcome::Succeeded | Outcome::Cancelled => 1,
-            Outcome::Failed { .. } | Outcome::Fatal { .. } | Outcome::RetryAfter { .. } => limits::ACK_FAILURE_WEIGHT,
+            Outcome::Succeeded | Outcome::Cancelled | Outcome::Skipped => 1,
+            Outcome::Failed { .. } | Outcome::Fatal { .. } | Outcome::RetryAfter { .. } => {
+                limits::ACK_FAILURE_WEIGHT
+            }
         };
         weight <= limits::ACK_MAX_WEIGHT
     };
@@ -330,6 +337,7 @@ async fn ack_piece(
         answers.push(match letter {
             b'S' => AckAnswer::Succeeded,
             b'C' => AckAnswer::Cancelled,
+            b'K' => AckAnswer::Skipped,
             b'D' => AckAnswer::Dead,
             b'R' => AckAnswer::Retrying { due: UnixMs(fields.int("due")?) },
             b'N' => AckAnswer::Known,

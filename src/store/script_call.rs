@@ -12,24 +12,18 @@ use super::connect::Host;
 use super::error::{Cause, StoreError};
 use super::reply::Reply;
 use super::script::Script;
-
-/// Wait for replicas after a script, on its own connection: elsewhere the count would say nothing.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Wait {
-    pub replicas: u32,
-    pub at_most_ms: u32,
-}
+use crate::model::Durability;
 
 /// What is to be sent. Its parts are counted references: sending it again copies no bytes.
 #[derive(Clone, Copy)]
 pub(super) enum Request<'a> {
-    /// A script by its digest or as its `whole` text, with the two keys that every script declares.
-    /// With `wait` the answer is a list: that of the script, and how many replicas have its writes.
+    /// A script by its digest or as its `whole` text, with the two keys that every script declares. Where
+    /// `level` waits for others, the answer is a list: that of the script, and that of the wait.
     Script {
         script: &'static Script,
         keys: &'a [Bytes; 2],
         args: &'a [Bytes],
-        wait: Option<Wait>,
+        level: Durability,
         whole: bool,
     },
     /// A plain command.
@@ -56,10 +50,11 @@ impl Request<'_> {
         }
     }
 
-    fn wait(&self) -> Option<Wait> {
+    /// How safe its writes must be before it is answered.
+    pub fn level(&self) -> Durability {
         match self {
-            Self::Script { wait, .. } => *wait,
-            Self::Command { .. } => None,
+            Self::Script { level, .. } => *level,
+            Self::Command { .. } => Durability::Memory,
         }
     }
 
@@ -114,38 +109,38 @@ pub(super) async fn send(
     let name = request.name();
     let (command, values) = request.command();
     let options = Options { timeout: Some(left), max_attempts: Some(1), ..Options::default() };
-    let wait = request.wait();
-    if asking || wait.is_some() {
-        // They must be neighbours on one connection, which the client grants within one pipeline.
-        let pipeline = client.pipeline().with_options(&options);
-        let plain = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
-        let queued = async {
-            if asking {
-                pipeline.custom::<(), Value>(plain("ASKING"), Vec::new()).await?;
-            }
-            pipeline.custom::<(), Value>(command, values).await?;
-            if let Some(wait) = wait {
-                let args = vec![Value::Integer(wait.replicas.into()), Value::Integer(wait.at_most_ms.into())];
-                pipeline.custom::<(), Value>(plain("WAIT"), args).await?;
-            }
-            Ok::<_, Error>(pipeline.try_all::<Value>().await)
-        };
-        let mut answers = queued.await.map_err(|error| of_error(name, &error))?.into_iter();
-        let mut next = || match answers.next() {
+    if asking {
+        // The two must be neighbours on one connection, which the client grants within one pipeline.
+        let answers = neighbours(client, &options, vec![plain("ASKING"), (command, values)]).await;
+        let last = answers.map_err(|error| of_error(name, &error))?.pop();
+        return match last {
             Some(Ok(value)) => Ok(Reply::from_value(value)),
             Some(Err(error)) => Err(of_error(name, &error)),
             None => Err(Fault::Broken { detail: "an answer is missing".into() }),
         };
-        if asking {
-            next()?;
-        }
-        let answer = next()?;
-        return if wait.is_some() { Ok(Reply::Array(vec![answer, next()?])) } else { Ok(answer) };
     }
     match client.with_options(&options).custom_raw(command, values).await {
         Ok(frame) => Reply::from_frame(frame).map_err(|text| of_text(name, &text)),
         Err(error) => Err(of_error(name, &error)),
     }
+}
+
+/// A command without arguments.
+fn plain(name: &'static str) -> (CustomCommand, Vec<Value>) {
+    (CustomCommand::new_static(name, ClusterHash::FirstKey, false), Vec::new())
+}
+
+/// Sends commands in one pipeline, so that nothing comes between them.
+async fn neighbours(
+    client: &Client,
+    options: &Options,
+    commands: Vec<(CustomCommand, Vec<Value>)>,
+) -> Result<Vec<Result<Value, Error>>, Error> {
+    let pipeline = client.pipeline().with_options(options);
+    for (command, values) in commands {
+        pipeline.custom::<(), Value>(command, values).await?;
+    }
+    Ok(pipeline.try_all::<Value>().await)
 }
 
 /// Makes a script known to one server.

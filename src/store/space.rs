@@ -3,12 +3,12 @@
 use super::args::Args;
 use super::reply::Fields;
 use super::script::{self, Script};
-use super::{Reply, Store, StoreError};
+use super::{Reply, Shortfall, Store, StoreError};
 use crate::clock::{self, RedisClock};
 use crate::keys::{Guard, Kind, ROOM_KEYS};
 use crate::limits;
 use crate::model::spec::KEY_SHARDS;
-use crate::model::{Bucket, LaneGroup, Namespace, Tag};
+use crate::model::{Bucket, Durability, LaneGroup, Namespace, Tag};
 use bytes::Bytes;
 use parking_lot::RwLock;
 use std::collections::HashMap;
@@ -243,9 +243,25 @@ impl Space {
         guard: &Guard,
         args: Args,
     ) -> Result<Answer, StoreError> {
+        Ok(self.call_durable(script, guard, args, Durability::Memory).await?.0)
+    }
+
+    /// The same, answered once its writes are as safe as `level` says; else what is missing is told too.
+    pub(super) async fn call_durable(
+        &self,
+        script: &'static Script,
+        guard: &Guard,
+        args: Args,
+        level: Durability,
+    ) -> Result<(Answer, Option<Shortfall>), StoreError> {
         let sent = clock::mono();
-        let reply = match self.inner.store.call(script, guard.keys.clone(), args.done()).await {
-            Ok(reply) => reply,
+        let (keys, args) = (guard.keys.clone(), args.done());
+        let told = match level {
+            Durability::Memory => self.inner.store.call(script, keys, args).await.map(|reply| (reply, None)),
+            level => self.inner.store.call_durable(script, keys, args, level).await,
+        };
+        let (reply, lacks) = match told {
+            Ok(told) => told,
             Err(StoreError::WrongType { script, detail }) => {
                 let detail = self.wrong_key(guard, detail).await;
                 return Err(StoreError::WrongType { script, detail });
@@ -255,8 +271,11 @@ impl Space {
         let mut fields = reply.fields(script.name)?;
         let word = fields.bytes("a word")?;
         let stamp = fields.int("the time")?;
-        self.inner.clock.sample(sent, stamp);
-        Ok(Answer { word, now_us: stamp, fields, script })
+        // A wait is no measure of the way there and back.
+        if !level.waits() {
+            self.inner.clock.sample(sent, stamp);
+        }
+        Ok((Answer { word, now_us: stamp, fields, script }, lacks))
     }
 }
 

@@ -16,7 +16,7 @@ use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
 use fred::prelude::{Client, ServerConfig};
 use fred::types::ConnectHandle;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -26,7 +26,7 @@ use super::error::StoreError;
 use super::reply::{Fields, Reply};
 use super::script_call::{Request, send};
 use crate::clock::mono;
-use crate::limits::RECONNECT_MAX_MS;
+use crate::limits::{DURABLE_CALLS_MAX, RECONNECT_MAX_MS};
 
 /// Slots of a cluster.
 pub const SLOTS: u16 = 16_384;
@@ -69,6 +69,9 @@ pub(super) struct Link {
     pub error: Option<String>,
 }
 
+/// When a node's connections were last replaced, and how often they have been made since.
+pub(super) type Epoch = (Instant, u64);
+
 /// One connection with the task that keeps it.
 pub(super) struct Conn {
     pub client: Client,
@@ -79,7 +82,15 @@ pub(super) struct Conn {
 impl Conn {
     /// Starts to connect; from then on the connection is kept until this is dropped.
     pub fn open(dialer: &Dialer, server: ServerConfig) -> Self {
-        let client = dialer.client(server);
+        Self::keep(dialer, dialer.client(server, false))
+    }
+
+    /// The same for a connection on which an answer may take long.
+    fn open_patient(dialer: &Dialer, server: ServerConfig) -> Self {
+        Self::keep(dialer, dialer.client(server, true))
+    }
+
+    fn keep(dialer: &Dialer, client: Client) -> Self {
         let (tx, link) = watch::channel(Link::default());
         let task = tokio::spawn(keep(client.clone(), Bytes::from(dialer.client_name.clone()), tx));
         Self { client, link, _task: AbortOnDrop(task.abort_handle()) }
@@ -162,11 +173,52 @@ impl std::fmt::Display for NodeAddr {
     }
 }
 
+/// How a server keeps its data, as far as it was asked.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Persistence {
+    /// It appends writes to a file.
+    pub appends: bool,
+    /// When that file is forced to the disk.
+    pub fsync: String,
+    /// It has WAITAOF.
+    pub waits_for_files: bool,
+    pub version: String,
+    /// It was read from INFO, else from the configuration.
+    pub of_info: bool,
+}
+
+/// Connections of which each serves one waiting call at a time.
+struct Waiting {
+    room: Semaphore,
+    idle: Mutex<Vec<Conn>>,
+}
+
+/// A connection for one waiting call. Dropped without being given back, it is closed: an answer may
+/// still be due on it.
+pub(super) struct Lent<'a> {
+    conn: Conn,
+    idle: &'a Mutex<Vec<Conn>>,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Lent<'_> {
+    pub fn client(&self) -> &Client {
+        &self.conn.client
+    }
+
+    pub fn give_back(self) {
+        self.idle.lock().push(self.conn);
+    }
+}
+
 /// One master and the connections to it.
 pub(super) struct Node {
     pub addr: NodeAddr,
     server: ServerConfig,
     conns: ArcSwap<Vec<Conn>>,
+    waiting: Waiting,
+    /// What was last heard of its persistence, when, and by which connections.
+    persistence: Mutex<Option<(Epoch, Instant, Persistence)>>,
     next: AtomicUsize,
     late: AtomicU32,
     rebuilt: Mutex<Instant>,
@@ -180,6 +232,8 @@ impl Node {
             addr,
             server,
             conns: ArcSwap::from_pointee(conns),
+            waiting: Waiting { room: Semaphore::new(DURABLE_CALLS_MAX), idle: Mutex::default() },
+            persistence: Mutex::default(),
             next,
             late,
             rebuilt: Mutex::new(mono()),
@@ -240,6 +294,39 @@ impl Node {
         }
     }
 
+    /// A connection of its own for one call; waits for one at most `left` long.
+    pub async fn lend(&self, dialer: &Dialer, left: Duration) -> Result<Lent<'_>, String> {
+        let start = mono();
+        let permit = match timeout(left, self.waiting.room.acquire()).await {
+            Ok(Ok(permit)) => permit,
+            _ => return Err("too many calls wait for replicas or disks".into()),
+        };
+        let idle = self.waiting.idle.lock().pop();
+        let conn = match idle.filter(|conn| conn.client.is_connected()) {
+            Some(conn) => conn,
+            None => Conn::open_patient(dialer, self.server()),
+        };
+        conn.up(left.saturating_sub(start.elapsed())).await?;
+        Ok(Lent { conn, idle: &self.waiting.idle, _permit: permit })
+    }
+
+    /// Changes whenever a connection is made: another server may then be at its end.
+    pub fn epoch(&self) -> Epoch {
+        let ups = self.conns.load().iter().map(|conn| conn.link.borrow().ups).sum();
+        (*self.rebuilt.lock(), ups)
+    }
+
+    /// What is known of its persistence, if that is young and heard by the connections of now.
+    pub fn persistence(&self, kept: Duration) -> Option<Persistence> {
+        let known = self.persistence.lock().clone();
+        let (_, _, known) = known.filter(|(epoch, at, _)| *epoch == self.epoch() && at.elapsed() < kept)?;
+        Some(known)
+    }
+
+    pub fn learn(&self, epoch: Epoch, known: Persistence) {
+        *self.persistence.lock() = Some((epoch, mono(), known));
+    }
+
     /// The last trouble of any of its connections.
     pub fn trouble(&self) -> String {
         let conns = self.conns.load();
@@ -280,6 +367,7 @@ impl Node {
 
     /// Opens every connection anew: the server behind the name has changed.
     async fn reconnect(&self) {
+        self.waiting.idle.lock().clear();
         let conns = self.conns.load_full();
         let mut all = JoinSet::new();
         for conn in conns.iter() {

@@ -63,7 +63,8 @@ fn worker_process() {
                 None => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         };
-        let log = Arc::new(parking_lot::Mutex::new(File::options().create(true).append(true).open(log).unwrap()));
+        let log =
+            Arc::new(parking_lot::Mutex::new(File::options().create(true).append(true).open(log).unwrap()));
         let executor = Executor::builder(space).slots(64).handle("chaos", move |task, _| {
             let log = Arc::clone(&log);
             async move {
@@ -191,7 +192,8 @@ async fn produce(client: Client, mut rng: fastrand::Rng, until: Instant) -> Know
             // Keyed tasks are safe to send again; of the others nobody knows.
             Err(_) => {
                 known.unanswered += batch.len() as u64;
-                let (batch, keys): (Vec<_>, Vec<_>) = batch.into_iter().zip(keys).filter(|(_, key)| key.is_some()).unzip();
+                let (batch, keys): (Vec<_>, Vec<_>) =
+                    batch.into_iter().zip(keys).filter(|(_, key)| key.is_some()).unzip();
                 if let Ok(answers) = client.submit_batch(batch).await {
                     known.unanswered -= answers.len() as u64;
                     take(&mut known, answers, &keys);
@@ -324,7 +326,9 @@ async fn judge(url: &str, known: &Known) -> Verdict {
         match client.counts().await {
             Ok((counts, _)) if counts.is_quiet() => break,
             Ok((counts, _)) if mono() > deadline => {
-                verdict.faults.push(format!("not at rest: {} pending, {} running", counts.pending, counts.running));
+                verdict
+                    .faults
+                    .push(format!("not at rest: {} pending, {} running", counts.pending, counts.running));
                 break;
             }
             _ => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -333,8 +337,12 @@ async fn judge(url: &str, known: &Known) -> Verdict {
     match client.replay(true).await {
         Ok(report) => {
             if !report.ok {
-                let first: Vec<String> =
-                    report.findings.iter().take(5).map(|f| format!("{} {:?}: {}", f.id, f.kind, f.detail)).collect();
+                let first: Vec<String> = report
+                    .findings
+                    .iter()
+                    .take(5)
+                    .map(|f| format!("{} {:?}: {}", f.id, f.kind, f.detail))
+                    .collect();
                 verdict.faults.push(format!("{} illegal steps: {}", report.faults, first.join("; ")));
             }
             verdict.replay = report;
@@ -343,7 +351,9 @@ async fn judge(url: &str, known: &Known) -> Verdict {
     }
     match check::check(&space, CheckOptions::default()).await {
         Ok(report) if report.ok => {}
-        Ok(report) => verdict.faults.push(format!("damage: {:?}", report.violations.iter().take(5).collect::<Vec<_>>())),
+        Ok(report) => {
+            verdict.faults.push(format!("damage: {:?}", report.violations.iter().take(5).collect::<Vec<_>>()))
+        }
         Err(error) => verdict.faults.push(format!("check: {error}")),
     }
     // Every created task has an end, and only the expected ones.
@@ -399,7 +409,8 @@ fn chaos() {
         let seconds = number("MINUTEHAND_CHAOS_SECONDS", 60);
         println!("MINUTEHAND_CHAOS_SEED={seed} for {seconds} s");
         let mut rng = fastrand::Rng::with_seed(seed);
-        let options = ServerOptions { append_only: Some(Fsync::Always), tcp: true, ..ServerOptions::default() };
+        let options =
+            ServerOptions { append_only: Some(Fsync::Always), tcp: true, ..ServerOptions::default() };
         let server = Arc::new(PrivateServer::start(options).await.unwrap());
         let behind = Behind::Unix(server.socket());
         let proxy = Arc::new(FaultProxy::start(behind).await.unwrap());
@@ -415,7 +426,8 @@ fn chaos() {
         };
         let direct = server.url();
         let opened = open(&direct).await.unwrap();
-        let mut bench = Bench { server: Arc::clone(&server), proxy, pods: members(pod), workers: members(worker) };
+        let mut bench =
+            Bench { server: Arc::clone(&server), proxy, pods: members(pod), workers: members(worker) };
         let client = Client::new(open(&url).await.unwrap());
         let (start, load) = (mono(), Duration::from_secs(seconds * 2 / 3));
         let producer = tokio::spawn(produce(client, rng.fork(), start + load));
@@ -427,10 +439,15 @@ fn chaos() {
             let began = mono();
             *kinds.entry(fault(&mut bench, &mut rng).await).or_default() += 1;
             // At least one a second, however long the last one took.
-            tokio::time::sleep(Duration::from_millis(rng.u64(300..1_000)).saturating_sub(began.elapsed())).await;
+            tokio::time::sleep(Duration::from_millis(rng.u64(300..1_000)).saturating_sub(began.elapsed()))
+                .await;
         }
         let known = producer.await.unwrap();
-        println!("{} tasks created, {} without an answer; waiting for rest", known.created.len(), known.unanswered);
+        println!(
+            "{} tasks created, {} without an answer; waiting for rest",
+            known.created.len(),
+            known.unanswered
+        );
         let verdict = judge(&direct, &known).await;
         let (runs, duplicates) = duplicate_runs(&dir);
         drop(opened);

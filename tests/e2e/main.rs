@@ -152,7 +152,10 @@ impl Town {
         for (id, (grants, accepted)) in &more {
             stories += &format!("\n{id} was granted {grants} times and accepted {accepted} times:");
             for event in events::trace(&self.space, **id).await.unwrap().events {
-                stories += &format!("\n  {} {:?} {:?} {} {}", event.at, event.event, event.fence, event.actor, event.cause);
+                stories += &format!(
+                    "\n  {} {:?} {:?} {} {}",
+                    event.at, event.event, event.fence, event.actor, event.cause
+                );
             }
         }
         assert!(more.is_empty(), "{stories}");

@@ -9,8 +9,10 @@ use bytes::Bytes;
 use minutehand::clock::mono;
 use minutehand::dev::fleet::{PrivateCluster, PrivateSentinel};
 use minutehand::dev::redis::{Fsync, PrivateServer, ServerOptions};
+use minutehand::model::Durability;
 use minutehand::store::{
-    At, Call, Cause, ConnectSettings, Flavor, Mode, Reply, Script, Store, StoreError, Subscription, slot_of,
+    At, Call, Cause, ConnectSettings, Flavor, Mode, Reply, Script, Shortfall, Store, StoreError,
+    Subscription, slot_of,
 };
 use minutehand::testing::bed::Bed;
 use minutehand::testing::fault::{Behind, Fault, FaultProxy};
@@ -256,9 +258,11 @@ async fn waiting_for_replicas_that_do_not_exist_is_told_as_a_count() {
     let bed = Bed::own_server(ServerOptions::default()).await.expect("a server");
     let store = bed.store().await.expect("a store");
     // The script is not loaded yet: both halves of the pipeline must come right all the same.
-    let (answer, have) =
-        store.call_replicated(&ECHO, keys("a"), vec!["x".into()], 1, 20).await.expect("a replicated call");
-    assert_eq!((answer.fields("x").expect("a list").text("word").as_deref(), have), (Ok("x"), 0));
+    let level = Durability::Wait { replicas: 1 };
+    let (answer, lacks) =
+        store.call_durable(&ECHO, keys("a"), vec!["x".into()], level).await.expect("a replicated call");
+    assert_eq!(answer.fields("x").expect("a list").text("word").as_deref(), Ok("x"));
+    assert_eq!(lacks, Some(Shortfall { level, local: None, replicas: 0 }));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -606,9 +610,10 @@ async fn a_sentinels_new_master_is_followed() {
     let mut subscription = store.subscribe("{a}:wake".into());
     publish_until_heard(&store, &mut subscription, "before").await;
 
-    let (answer, have) =
-        store.call_replicated(&ECHO, keys("a"), vec!["x".into()], 1, 900).await.expect("a replicated call");
-    assert_eq!((answer.fields("x").expect("a list").text("word").as_deref(), have), (Ok("x"), 1));
+    let level = Durability::Wait { replicas: 1 };
+    let (answer, lacks) =
+        store.call_durable(&ECHO, keys("a"), vec!["x".into()], level).await.expect("a replicated call");
+    assert_eq!((answer.fields("x").expect("a list").text("word").as_deref(), lacks), (Ok("x"), None));
 
     let replica = fleet.replica.port().expect("a port");
     fleet.sentinels[0].run(&["SENTINEL", "FAILOVER", "minutehand"]).expect("a failover");

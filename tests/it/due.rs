@@ -231,7 +231,10 @@ async fn each_outcome_of_a_mixed_ack_stands_where_its_row_does() {
     assert_eq!(again[0], AckAnswer::Known);
     let counts = read::counts(&space, bucket()).await.unwrap();
     let count = |state| counts.count(state);
-    assert_eq!((count("succeeded"), count("cancelled"), count("dead"), count("pending"), count("running")), (2, 1, 1, 2, 0));
+    assert_eq!(
+        (count("succeeded"), count("cancelled"), count("dead"), count("pending"), count("running")),
+        (2, 1, 1, 2, 0)
+    );
     assert_eq!(counts.lags.count(), 6);
 }
 
@@ -281,7 +284,8 @@ async fn a_batch_with_keys_keeps_each_for_its_window() {
     let tasks = claim(&space, &claim_all("p1")).await.tasks;
     assert!(tasks.iter().any(|task| task.id == plain) && tasks.len() == 61);
     assert_eq!(ack_done(&space, &tasks).await, [AckAnswer::Succeeded; 61]);
-    let free = |answers: Vec<RowAnswer>| answers.iter().filter(|answer| **answer == RowAnswer::Created).count();
+    let free =
+        |answers: Vec<RowAnswer>| answers.iter().filter(|answer| **answer == RowAnswer::Created).count();
     let again = submit(&space, &rows()).await;
     assert_eq!(again[1], RowAnswer::Duplicate(first[1].id));
     assert_eq!(free(again), 20, "keys without a window are free at once");

@@ -23,7 +23,7 @@ fn key(text: &'static str, window_ms: i64) -> Option<Key> {
 }
 
 async fn resend(space: &Space, rows: &[Row], after_ms: i64) -> Vec<RowAnswer> {
-    let again = Sending { again_after_ms: Some(after_ms), by_spread: false };
+    let again = Sending { again_after_ms: Some(after_ms), ..Sending::default() };
     match intake::submit(space, bucket(), rows, again).await.unwrap() {
         SubmitAnswer::Rows { answers, .. } => answers,
         SubmitAnswer::SpreadChanged => panic!("the bucket is closed"),
@@ -444,7 +444,7 @@ async fn a_foreign_key_stops_a_submit_before_it_writes() {
     }
     assert_eq!(submit(&space, &[make()]).await, [RowAnswer::Created]);
     let planted = Planted::at(&space, &format!("recent:{}", T0 / 10_000)).await;
-    let again = Sending { again_after_ms: Some(5), by_spread: false };
+    let again = Sending { again_after_ms: Some(5), ..Sending::default() };
     planted.refuses(intake::submit(&space, bucket(), &[row(spec(lane, T0))], again).await);
     planted.nothing_changed().await;
     planted.undo().await;

@@ -505,9 +505,9 @@ impl World {
 
     async fn send(&mut self, at: usize, again_after_ms: Option<i64>) -> Checked {
         let rows = self.sent[at].rows.clone();
-        let sending = Sending { again_after_ms, by_spread: false };
+        let sending = Sending { again_after_ms, ..Sending::default() };
         let told = intake::submit(&self.space, bucket(), &rows, sending).await.expect("submit");
-        let SubmitAnswer::Rows { answers, now } = told else { panic!("no bucket is closed") };
+        let SubmitAnswer::Rows { answers, now, .. } = told else { panic!("no bucket is closed") };
         same!(now, UnixMs(self.now), "the time of a submit");
         // Rows are looked at in order of minute, urgency and due; keys first.
         let mut order: Vec<usize> = (0..rows.len()).collect();
@@ -993,7 +993,7 @@ impl World {
             let fence = ack.grant.fence();
             let expected = match task.run.clone().filter(|run| run.grant == ack.grant) {
                 None if !again => AckAnswer::Stale,
-                None if task.run.is_none() && task.away && task.fence >= fence => AckAnswer::Known,
+                None if task.run.is_none() && task.away && task.fence == fence => AckAnswer::Known,
                 None if task.run.is_some() && task.ended.is_none() => AckAnswer::Stale,
                 None => match self.recalled(id, 12) {
                     Some(true) if task.ended.is_some_and(|(_, ended)| ended == fence) => AckAnswer::Known,

@@ -49,11 +49,14 @@ async fn a_frozen_queue_starts_nothing_and_holds_nobody_up() {
         .unwrap();
     let executor = tokio::spawn(executor.run(stop.child_token()));
     let queue = |name: &str| QueueName::new(name).unwrap();
-    let submit = async |name: &str| client.submit(NewTask { due: Due::Now, ..NewTask::to(queue(name)) }).await.unwrap().id;
+    let submit = async |name: &str| {
+        client.submit(NewTask { due: Due::Now, ..NewTask::to(queue(name)) }).await.unwrap().id
+    };
 
     submit("cold").await;
     submit("warm").await;
-    until("both queues run", async || cold.load(Ordering::SeqCst) == 1 && warm.load(Ordering::SeqCst) == 1).await;
+    until("both queues run", async || cold.load(Ordering::SeqCst) == 1 && warm.load(Ordering::SeqCst) == 1)
+        .await;
 
     let scope = Scope::Queue(queue("cold"));
     let frost = client.freeze(&scope, "op", "gateway is down").await.unwrap();

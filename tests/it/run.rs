@@ -345,28 +345,25 @@ async fn a_foreign_key_stops_a_claim_before_it_moves_a_task() {
     submit(&space, &rows).await;
     let minute = UnixMs(T0).minute();
     let one = Claim { limit: 1, normal_limit: 1, ..claim_all("p1") };
-    let well_known = [
-        "lock", "counts", "events", "run", "at", "tries", "agenda", "leases", "dead", "parked", "ring:3",
-        "recents",
-    ];
+    let granting = ["lock", "counts", "events", "run", "at", "agenda", "leases", "dead", "recents"];
     let more = [
         "last:p1".to_owned(),
         format!("due:{minute}"),
         format!("task:{}", minute.0 / 60),
-        format!("ready:{}", lane.as_str()),
         format!("lease:{}", (T0 + limits::DISPATCH_TIMEOUT_MS) / 1_000 + 1),
-        format!("recent:{}", T0 / 10_000),
     ];
-    let names: Vec<String> = well_known.map(str::to_owned).into_iter().chain(more).collect();
-    // One that takes all goes straight through, and does not look into lanes.
-    for name in names.iter().filter(|name| !name.starts_with("ready:")) {
+    // One that takes all goes straight through, and looks at no lane.
+    for name in granting.map(str::to_owned).iter().chain(&more) {
         let planted = Planted::at(&space, name).await;
         planted.refuses(due::claim(&space, bucket(), &claim_all("p1")).await);
         planted.nothing_moved().await;
         planted.undo().await;
     }
     // One that must choose ripens first: the tasks may then be in their lane, pending as before.
-    for name in names.iter().rev().filter(|name| !name.starts_with("due:")) {
+    let choosing = ["parked", "ring:0", "ring:3"].map(str::to_owned);
+    let ready = format!("ready:{}", lane.as_str());
+    let others = granting.map(str::to_owned);
+    for name in choosing.iter().chain([&ready, &more[0], &more[2], &more[3]]).chain(&others) {
         let planted = Planted::at(&space, name).await;
         planted.refuses(due::claim(&space, bucket(), &one).await);
         planted.undo().await;
@@ -529,7 +526,7 @@ async fn a_server_killed_in_mid_run_loses_and_doubles_nothing() {
         let start = clock::mono();
         let sent = insist(async |again| {
             let sending =
-                Sending { again_after_ms: again.then(|| clock::elapsed_ms(start)), by_spread: false };
+                Sending { again_after_ms: again.then(|| clock::elapsed_ms(start)), ..Sending::default() };
             intake::submit(&space, bucket(), piece, sending).await
         });
         let (sent, ()) = tokio::join!(sent, kill_during(at % 7 == 3));
@@ -612,7 +609,7 @@ async fn the_largest_batches_are_short() {
         })
     };
     let plain = |n: usize, due: i64| row(spec(lanes[n % 2], due));
-    let again = Sending { again_after_ms: Some(50), by_spread: false };
+    let again = Sending { again_after_ms: Some(50), ..Sending::default() };
     let error = "x".repeat(limits::ERROR_TAIL_MAX_BYTES);
     let outcomes: [(&'static str, Outcome); 4] = [
         ("run.ack succeeded", Outcome::Succeeded),

@@ -285,7 +285,7 @@ impl World {
     }
 
     async fn send(&self, bucket: Bucket, rows: &[Row], again: Option<i64>) -> Result<Vec<RowAnswer>, String> {
-        let sending = Sending { again_after_ms: again, by_spread: false };
+        let sending = Sending { again_after_ms: again, ..Sending::default() };
         match intake::submit(&self.space, bucket, rows, sending).await.map_err(broken)? {
             SubmitAnswer::Rows { answers, .. } => Ok(answers),
             SubmitAnswer::SpreadChanged => Err("the bucket is closed".into()),

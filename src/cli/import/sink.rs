@@ -2,9 +2,8 @@
 
 use super::row::Row;
 use super::{Answer, Sink};
-use crate::cli::connect::TaskDefaults;
 use crate::cli::error::CliError;
-use crate::client::{Client, Due, NewTask, Submitted};
+use crate::client::{Client, Due, NewTask, SubmitError, Submitted};
 use crate::limits;
 use crate::model::Key;
 
@@ -12,35 +11,34 @@ use crate::model::Key;
 #[derive(Clone)]
 pub struct ClientSink {
     client: Client,
-    defaults: TaskDefaults,
+    template: NewTask,
 }
 
 impl ClientSink {
-    /// Sends by this client; every task gets these defaults.
-    pub fn new(client: Client, defaults: TaskDefaults) -> Self {
-        Self { client, defaults }
+    /// Sends by this client; every task gets what `template` says and its row does not.
+    pub fn new(client: Client, template: NewTask) -> Self {
+        Self { client, template }
     }
 }
 
 impl Sink for ClientSink {
     async fn submit(&self, rows: Vec<Row>) -> Result<Vec<Answer>, CliError> {
         let task = |row: Row| NewTask {
+            queue: row.queue,
             due: Due::At(row.due),
             priority: row.priority,
-            retry: self.defaults.retry,
-            lease_ms: self.defaults.lease_ms,
             key: row.key.map(|bytes| Key { bytes, window_ms: limits::IMPORT_KEY_WINDOW_MS }),
             payload: row.payload,
-            ..NewTask::to(row.queue)
+            ..self.template.clone()
         };
         let answers = self.client.submit_batch(rows.into_iter().map(task).collect()).await?;
-        Ok(answers
-            .into_iter()
-            .map(|answer| match answer {
-                Ok(Submitted { created: true, .. }) => Answer::Created,
-                Ok(_) => Answer::Duplicate,
-                Err(error) => Answer::Refused(error.to_string()),
-            })
-            .collect())
+        let answer = |answer| match answer {
+            Ok(Submitted { created: true, .. }) => Ok(Answer::Created),
+            Ok(_) => Ok(Answer::Duplicate),
+            // Nothing is wrong with the row: more of them would fare alike.
+            Err(error @ SubmitError::NotDurable { .. }) => Err(error.into()),
+            Err(error) => Ok(Answer::Refused(error.to_string())),
+        };
+        answers.into_iter().map(answer).collect()
     }
 }

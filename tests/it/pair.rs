@@ -1,0 +1,66 @@
+//! A master with one replica, for tests that lose the one or the other.
+
+use minutehand::client::{Client, NewTask, SubmitError, Submitted};
+use minutehand::dev::redis::{Fsync, PrivateServer, ServerBinary, ServerOptions};
+use minutehand::model::{Durability, Namespace, QueueName};
+use minutehand::store::{Birth, ConnectSettings, Space, Store};
+use std::time::Duration;
+
+/// Nothing here may take this long.
+pub const NEVER: Duration = Duration::from_secs(30);
+
+pub struct Pair {
+    pub master: PrivateServer,
+    pub replica: PrivateServer,
+}
+
+impl Pair {
+    pub async fn start(binary: Option<ServerBinary>, append_only: Option<Fsync>) -> Self {
+        let options = ServerOptions {
+            tcp: true,
+            binary,
+            append_only,
+            // A replica that comes back finds what it has missed.
+            lines: vec!["repl-diskless-sync-delay 0".into(), "repl-backlog-size 16mb".into()],
+            ..ServerOptions::default()
+        };
+        let master = PrivateServer::start(options.clone()).await.expect("a master");
+        let follow = format!("replicaof 127.0.0.1 {}", master.port().expect("a port"));
+        let lines = options.lines.iter().cloned().chain([follow]).collect();
+        let replica = PrivateServer::start(ServerOptions { lines, ..options }).await.expect("a replica");
+        let pair = Self { master, replica };
+        let up = async {
+            loop {
+                let told = pair.master.run(&["INFO", "replication"]).expect("info");
+                if told.text().contains("state=online") {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(NEVER, up).await.expect("the replica follows");
+        pair
+    }
+
+    /// Makes the replica a master of its own; from then on it hears nothing of the old one.
+    pub fn promote(&self) {
+        self.replica.run(&["REPLICAOF", "NO", "ONE"]).expect("a promotion");
+    }
+}
+
+/// A space on this server, one bucket if it is new.
+pub async fn space_on(server: &PrivateServer) -> Space {
+    let settings = ConnectSettings { url: server.url(), ..ConnectSettings::default() };
+    let store = Store::connect(settings).await.expect("a store");
+    let birth = Birth { key_buckets: 1, buckets: 1, holders: 1 };
+    Space::open_as(store, Namespace::new("pair").expect("a namespace"), birth).await.expect("a space")
+}
+
+pub fn task(durability: Durability) -> NewTask {
+    NewTask { durability, ..NewTask::to(QueueName::new("push").expect("a queue")) }
+}
+
+/// Submits one task of this level.
+pub async fn submit(client: &Client, task: NewTask) -> Result<Submitted, SubmitError> {
+    client.submit_batch(vec![task]).await.expect("redis is there").remove(0)
+}
