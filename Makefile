@@ -7,11 +7,12 @@ CARGO ?= cargo
 SERVER = $$(scripts/get-server)
 WITH_SERVER = set -e; server=$(SERVER); export MINUTEHAND_REDIS_SERVER="$$server";
 
-.PHONY: demo test bench lint docs server help
+.PHONY: demo test bench chaos lint docs server help
 
 help:
 	@echo 'make demo    watch a real plan of 1,014 pushes run'
 	@echo 'make test    all tests, each on private servers of its own'
+	@echo 'make chaos   break everything under load for CHAOS_SECONDS (300) and judge every task'
 	@echo 'make bench   what a task costs, beside the floor; BENCH="lifecycle --rounds 3" for one of them'
 	@echo 'make lint    formatting and clippy, warnings denied'
 	@echo 'make docs    documentation of the crate, warnings denied'
@@ -27,6 +28,10 @@ test:
 	else \
 		$(CARGO) test --features testing $(TEST); \
 	fi
+
+chaos:
+	@$(WITH_SERVER) MINUTEHAND_CHAOS_SECONDS=$${CHAOS_SECONDS:-300} $(CARGO) test --features testing --test chaos \
+		-- --exact chaos --nocapture
 
 bench:
 	@$(WITH_SERVER) $(CARGO) bench --features testing --bench bench -- $(BENCH)
