@@ -239,6 +239,10 @@ impl Link for Fake {
         Ok(LaneGroup::of(QueueName::new(name).unwrap()))
     }
 
+    async fn frozen(&self) -> Result<Freeze, StoreError> {
+        Ok(Freeze::default())
+    }
+
     async fn beat(&self, record: &ExecutorRecord) -> Result<(), StoreError> {
         self.state.lock().beats.push(record.clone());
         self.changed.notify_waiters();

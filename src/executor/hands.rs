@@ -507,6 +507,24 @@ impl Hands {
         back
     }
 
+    /// Takes back what waits for a slot and is of a queue that `frozen` says is frozen: it must be handed back.
+    pub fn withdraw(&self, frozen: impl Fn(&QueueName) -> bool) -> Vec<(TaskId, Grant)> {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        let mut back = Vec::new();
+        for class in [URGENT, NORMAL] {
+            for task in std::mem::take(&mut inner.waiting[class]) {
+                if !frozen(&task.route.queue.name) {
+                    inner.waiting[class].push_back(task);
+                } else if inner.held.get(&task.execution).is_some_and(|held| held.phase == Phase::Waiting) {
+                    inner.drop_waiting(&task.execution);
+                    back.push((task.execution.id, task.execution.grant));
+                }
+            }
+        }
+        back
+    }
+
     /// Tells all running handlers to stop.
     pub fn stop_all(&self, why: Stop) -> usize {
         let inner = self.inner.lock();

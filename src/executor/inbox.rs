@@ -135,6 +135,7 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>) -> Vec
                     wake = wakes.recv() => match wake {
                         Wake::Inbox => known.waiting = true,
                         Wake::Cancel(id) => core.ask_at_once(id),
+                        Wake::Freeze => give_back_frozen(&core),
                     },
                     () = core.hands.room.notified() => {}
                     () = tokio::time::sleep_until(until.into()) => {}
@@ -193,6 +194,20 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>) -> Vec
         }
     }
     Vec::new()
+}
+
+/// What has not started of a frozen queue goes back. A hint brings us here; pods recall the inbox meanwhile.
+fn give_back_frozen<L: Link>(core: &Arc<Core<L>>) {
+    let core = Arc::clone(core);
+    tokio::spawn(async move {
+        match core.link.frozen().await {
+            Ok(freeze) => {
+                let back = core.hands.withdraw(|queue| freeze.of_queue(queue).is_some());
+                core.release("frozen", back, HAND_BACK_PATIENCE).await;
+            }
+            Err(error) => tracing::warn!(%error, "could not look up what is frozen"),
+        }
+    });
 }
 
 /// Tells pods that there is room; hints, so nobody waits for it.

@@ -2,12 +2,13 @@
 
 pub(super) use crate::store::StoreError;
 pub(super) use crate::store::member::{ExecutorRecord, Offer, Take, Taken};
+pub(super) use crate::store::queue::Freeze;
 pub(super) use crate::store::run::{AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
 
 use crate::clock;
 use crate::model::{Bucket, Grant, LaneGroup, TaskId};
 use crate::store::due::ReleaseAnswer;
-use crate::store::{Space, Subscription, due, member, run};
+use crate::store::{Space, Subscription, due, member, queue, run};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,6 +20,8 @@ pub(super) enum Wake {
     Inbox,
     /// Somebody wishes this task to stop; its grant's flag is the truth.
     Cancel(TaskId),
+    /// Something was frozen: what has not started of it must be given back.
+    Freeze,
 }
 
 /// Wake-ups.
@@ -40,6 +43,8 @@ pub(super) trait Link: Send + Sync + 'static {
     fn mono(&self) -> Instant;
     /// What a lane code stands for.
     fn group(&self, code: u32) -> impl Future<Output = Result<LaneGroup, StoreError>> + Send;
+    /// What is frozen.
+    fn frozen(&self) -> impl Future<Output = Result<Freeze, StoreError>> + Send;
     /// Registers, or says that this executor is still there.
     fn beat(&self, record: &ExecutorRecord) -> impl Future<Output = Result<(), StoreError>> + Send;
     /// Leaves the registry; gives back what was still in the inbox.
@@ -89,6 +94,7 @@ impl Wakes for Subscription {
         match Self::recv(self).await {
             Some(wake) => match wake.payload.split_first() {
                 Some((b'c', id)) => TaskId::from_bytes(id).map_or(Wake::Inbox, Wake::Cancel),
+                Some((b'f', _)) => Wake::Freeze,
                 _ => Wake::Inbox,
             },
             // The store is closed; what the calls say counts.
@@ -114,6 +120,10 @@ impl Link for SpaceLink {
 
     async fn group(&self, code: u32) -> Result<LaneGroup, StoreError> {
         self.space.group_of(code).await
+    }
+
+    async fn frozen(&self) -> Result<Freeze, StoreError> {
+        queue::frozen(&self.space).await
     }
 
     async fn beat(&self, record: &ExecutorRecord) -> Result<(), StoreError> {

@@ -80,3 +80,54 @@ async fn a_frozen_queue_starts_nothing_and_holds_nobody_up() {
     executor.await.unwrap().unwrap();
     pod.await.unwrap().unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_executor_holds_and_has_not_started_comes_back_when_it_is_frozen() {
+    let bed = Bed::shared().await.unwrap();
+    let namespace = Namespace::new(bed.namespace()).unwrap();
+    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let client = Client::new(space.clone());
+    let stop = CancellationToken::new();
+    let pod = tokio::spawn(Pod::new(space.clone(), PodSettings::default()).run(stop.child_token()));
+    let (ran, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(tokio::sync::Semaphore::new(20)));
+    let (counter, door) = (Arc::clone(&ran), Arc::clone(&gate));
+    let executor = Executor::builder(space.clone()).slots(1).handle("cold", move |_, _| {
+        let (counter, door) = (Arc::clone(&counter), Arc::clone(&door));
+        async move {
+            counter.fetch_add(1, Ordering::SeqCst);
+            door.acquire().await?.forget();
+            Ok(())
+        }
+    });
+    let executor = tokio::spawn(executor.build().unwrap().run(stop.child_token()));
+    let cold = QueueName::new("cold").unwrap();
+    let submit = async || client.submit(NewTask::to(cold.clone())).await.unwrap().id;
+    // Tasks that take no time teach the executor to fetch ahead.
+    for _ in 0..20 {
+        submit().await;
+    }
+    until("the short ones are done", async || client.counts().await.unwrap().0.succeeded == 20).await;
+    // The gate is shut now: the first of these runs, the others wait in the executor's hands or its inbox.
+    for _ in 0..5 {
+        submit().await;
+    }
+    until("one runs and others are granted", async || {
+        ran.load(Ordering::SeqCst) == 21 && client.counts().await.unwrap().0.running > 1
+    })
+    .await;
+    client.freeze(&Scope::Queue(cold.clone()), "op", "").await.unwrap();
+    until("all but the running one came back", async || {
+        let counts = client.counts().await.unwrap().0;
+        (counts.running, counts.pending) == (1, 4)
+    })
+    .await;
+    gate.add_permits(100);
+    until("the running one is done", async || client.counts().await.unwrap().0.succeeded == 21).await;
+    assert_eq!(ran.load(Ordering::SeqCst), 21, "nothing more started");
+    client.thaw(&Scope::Queue(cold), "op").await.unwrap();
+    until("the others run", async || client.counts().await.unwrap().0.succeeded == 25).await;
+    assert_eq!(ran.load(Ordering::SeqCst), 25);
+    stop.cancel();
+    executor.await.unwrap().unwrap();
+    pod.await.unwrap().unwrap();
+}
