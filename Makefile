@@ -19,6 +19,7 @@ help:
 	@echo 'make server  print the path of the Redis server that all of these use'
 
 demo:
+	@$(CARGO) build --bin minutehand
 	@$(WITH_SERVER) $(CARGO) run --quiet -- demo
 
 test:
