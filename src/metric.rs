@@ -147,8 +147,6 @@ families! {
         "Time of one batch of acks as the executor sees it.";
     LEASE_LAPSED = "lease_lapsed_total", Kind::Counter, Count, None,
         "Grants whose lease lapsed without an outcome.";
-    REPAIRED = "repaired_total", Kind::Counter, Count, None,
-        "Tasks put right by the sweeps that look for what should not be.";
     BUCKETS_HELD = "buckets_held", Kind::Gauge, Count, None,
         "Buckets for which this pod has a permit.";
     PODS_LIVE = "pods_live", Kind::Gauge, Count, None,
@@ -159,14 +157,10 @@ families! {
         "Slots of this executor, or of all executors that this pod sees.";
     EXECUTOR_BUSY = "executor_busy", Kind::Gauge, Count, None,
         "Slots of them that run a task.";
-    INBOX_DEPTH = "inbox_depth", Kind::Gauge, Count, None,
-        "Tasks that wait in inboxes.";
     REDIS_CALL_DURATION = "redis_call_duration_seconds", Kind::Histogram(CALL_SECONDS), Seconds, Some(("script", SCRIPTS)),
         "Time of one script call, with the way to Redis and back.";
     REDIS_ERRORS = "redis_errors_total", Kind::Counter, Count, Some(("cause", REDIS_ERROR_CAUSES)),
         "Calls to Redis that failed, before any retry.";
-    REDIS_RECONNECTS = "redis_reconnects_total", Kind::Counter, Count, None,
-        "Connections to Redis that were opened again.";
     REDIS_WRITE_REFUSED = "redis_write_refused_total", Kind::Counter, Count, Some(("cause", WRITE_REFUSED_CAUSES)),
         "Writes that Redis refused for its own state.";
     SERVER_CLOCK_REGRESSIONS = "server_clock_regressions_total", Kind::Counter, Count, None,
@@ -235,16 +229,13 @@ pub struct Handles {
     pub acks: Labelled<Counter>,
     pub acks_duration: Histogram,
     pub lease_lapsed: Counter,
-    pub repaired: Counter,
     pub buckets_held: Gauge,
     pub pods_live: Gauge,
     pub executors_live: Gauge,
     pub executor_slots: Gauge,
     pub executor_busy: Gauge,
-    pub inbox_depth: Gauge,
     pub redis_call_duration: Labelled<Histogram>,
     pub redis_errors: Labelled<Counter>,
-    pub redis_reconnects: Counter,
     pub redis_write_refused: Labelled<Counter>,
     pub server_clock_regressions: Counter,
 }
@@ -280,19 +271,16 @@ impl Handles {
             acks: Labelled::new(|v| counter(ACKS, "outcome", v), ACK_OUTCOMES),
             acks_duration: metrics::histogram!(ACKS_DURATION),
             lease_lapsed: metrics::counter!(LEASE_LAPSED),
-            repaired: metrics::counter!(REPAIRED),
             buckets_held: metrics::gauge!(BUCKETS_HELD),
             pods_live: metrics::gauge!(PODS_LIVE),
             executors_live: metrics::gauge!(EXECUTORS_LIVE),
             executor_slots: metrics::gauge!(EXECUTOR_SLOTS),
             executor_busy: metrics::gauge!(EXECUTOR_BUSY),
-            inbox_depth: metrics::gauge!(INBOX_DEPTH),
             redis_call_duration: Labelled::new(
                 |v| metrics::histogram!(REDIS_CALL_DURATION, vec![Label::from_static_parts("script", v)]),
                 SCRIPTS,
             ),
             redis_errors: Labelled::new(|v| counter(REDIS_ERRORS, "cause", v), REDIS_ERROR_CAUSES),
-            redis_reconnects: metrics::counter!(REDIS_RECONNECTS),
             redis_write_refused: Labelled::new(
                 |v| counter(REDIS_WRITE_REFUSED, "cause", v),
                 WRITE_REFUSED_CAUSES,

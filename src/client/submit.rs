@@ -3,6 +3,7 @@
 use super::{ClientError, REPEAT_MAX, is_refusal};
 use crate::clock;
 use crate::limits;
+use crate::metric;
 use crate::model::field::{FieldError, Reason};
 use crate::model::lane::Tier;
 use crate::model::spec::{Extras, check_key};
@@ -306,6 +307,7 @@ async fn send_call(space: &Space, mut call: Vec<Pending>) -> Result<Answered, Cl
         let rows: Vec<Row> = call.iter().map(|pending| pending.row.clone()).collect();
         match intake::submit(space, bucket, &rows, sending).await {
             Ok(SubmitAnswer::Rows { answers, now, lacks }) => {
+                count(&answers);
                 let rows = call.into_iter().zip(answers);
                 return Ok(rows
                     .map(|(Pending { at, row, .. }, answer)| {
@@ -340,6 +342,14 @@ async fn send_call(space: &Space, mut call: Vec<Pending>) -> Result<Answered, Cl
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+fn count(answers: &[RowAnswer]) {
+    let of = |wanted: fn(&RowAnswer) -> bool| answers.iter().filter(|answer| wanted(answer)).count() as u64;
+    let submitted = &metric::handles().tasks_submitted;
+    submitted.add("created", of(|answer| *answer == RowAnswer::Created));
+    submitted.add("duplicate", of(|answer| matches!(answer, RowAnswer::Duplicate(_))));
+    submitted.add("fate_unknown", of(|answer| *answer == RowAnswer::FateUnknown));
 }
 
 type One = (NewTask, oneshot::Sender<Result<Submitted, ClientError>>);

@@ -181,7 +181,6 @@ impl Loop {
 
     fn failed(&mut self, error: &StoreError) -> Duration {
         self.shared.ready.failing(clock::mono(), error.to_string());
-        metric::handles().redis_errors.add(error.cause(), 1);
         tracing::warn!(bucket = %self.bucket, %error, wait_ms = self.backoff_ms, "claim failed; trying again");
         let wait = Duration::from_millis(fastrand::u64(self.backoff_ms / 2..=self.backoff_ms));
         self.backoff_ms = (self.backoff_ms * 2).min(limits::RECONNECT_MAX_MS);

@@ -7,6 +7,7 @@ use super::{Reply, Shortfall, Store, StoreError};
 use crate::clock::{self, RedisClock};
 use crate::keys::{Guard, Kind, ROOM_KEYS};
 use crate::limits;
+use crate::metric;
 use crate::model::spec::KEY_SHARDS;
 use crate::model::{Bucket, Durability, LaneGroup, Namespace, Tag};
 use bytes::Bytes;
@@ -246,6 +247,18 @@ impl Space {
         Ok(self.call_durable(script, guard, args, Durability::Memory).await?.0)
     }
 
+    fn measured(&self, script: &'static Script, sent: std::time::Instant, error: Option<&StoreError>) {
+        let metrics = metric::handles();
+        metrics.redis_call_duration.record(script.name, sent.elapsed().as_secs_f64());
+        if let Some(error) = error {
+            let cause = error.cause();
+            metrics.redis_errors.add(cause, 1);
+            if metric::WRITE_REFUSED_CAUSES.contains(&cause) {
+                metrics.redis_write_refused.add(cause, 1);
+            }
+        }
+    }
+
     /// The same, answered once its writes are as safe as `level` says; else what is missing is told too.
     pub(super) async fn call_durable(
         &self,
@@ -260,6 +273,7 @@ impl Space {
             Durability::Memory => self.inner.store.call(script, keys, args).await.map(|reply| (reply, None)),
             level => self.inner.store.call_durable(script, keys, args, level).await,
         };
+        self.measured(script, sent, told.as_ref().err());
         let (reply, lacks) = match told {
             Ok(told) => told,
             Err(StoreError::WrongType { script, detail }) => {
