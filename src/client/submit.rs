@@ -295,22 +295,24 @@ type Answered = Vec<(usize, Result<Submitted, SubmitError>)>;
 
 /// Sends one call's rows until they are answered. After an error they are sent again as such, so that
 /// what arrived is not made twice; a closed bucket's rows move to another.
-async fn send_call(space: &Space, mut call: Vec<Pending>) -> Result<Answered, ClientError> {
+async fn send_call(space: &Space, call: Vec<Pending>) -> Result<Answered, ClientError> {
     let start = clock::mono();
     let (mut first_sent, mut wait_ms) = (None, 20);
+    // All rows of a call share their bucket and how they are sent.
+    let Some(head) = call.first() else { return Ok(Vec::new()) };
+    let (mut bucket, by_spread, durability) = (head.row.id.bucket(), head.by_spread, head.durability);
+    let (places, mut rows): (Vec<usize>, Vec<Row>) =
+        call.into_iter().map(|pending| (pending.at, pending.row)).unzip();
     loop {
-        let Some(head) = call.first() else { return Ok(Vec::new()) };
-        let bucket = head.row.id.bucket();
         let again_after_ms = first_sent.map(clock::elapsed_ms);
-        let sending = Sending { again_after_ms, by_spread: head.by_spread, durability: head.durability };
+        let sending = Sending { again_after_ms, by_spread, durability };
         let sent = clock::mono();
-        let rows: Vec<Row> = call.iter().map(|pending| pending.row.clone()).collect();
         match intake::submit(space, bucket, &rows, sending).await {
             Ok(SubmitAnswer::Rows { answers, now, lacks }) => {
                 count(&answers);
-                let rows = call.into_iter().zip(answers);
+                let rows = places.into_iter().zip(rows).zip(answers);
                 return Ok(rows
-                    .map(|(Pending { at, row, .. }, answer)| {
+                    .map(|((at, row), answer)| {
                         let (id, created) = match answer {
                             RowAnswer::Created => (row.id, true),
                             RowAnswer::Duplicate(id) => (id, false),
@@ -325,8 +327,8 @@ async fn send_call(space: &Space, mut call: Vec<Pending>) -> Result<Answered, Cl
             }
             Ok(SubmitAnswer::SpreadChanged) => {
                 let spread = space.refresh_spread().await?;
-                let bucket = Bucket::new(fastrand::u16(0..spread.buckets)).unwrap_or_default();
-                for Pending { row, .. } in &mut call {
+                bucket = Bucket::new(fastrand::u16(0..spread.buckets)).unwrap_or_default();
+                for row in &mut rows {
                     row.id = TaskId::new(row.spec.due.minute(), bucket, fastrand::u64(..));
                 }
                 first_sent = None;
@@ -335,7 +337,7 @@ async fn send_call(space: &Space, mut call: Vec<Pending>) -> Result<Answered, Cl
                 if error.fate_unknown() {
                     first_sent = first_sent.or(Some(sent));
                 }
-                tracing::debug!(%error, rows = call.len(), "submit is repeated");
+                tracing::debug!(%error, rows = rows.len(), "submit is repeated");
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(wait_ms / 2..=wait_ms))).await;
                 wait_ms = (wait_ms * 2).min(limits::RECONNECT_MAX_MS);
             }

@@ -11,7 +11,7 @@ const MEET_LIMIT: Duration = Duration::from_secs(30);
 /// Time between two looks meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Slots of a cluster.
-const SLOTS: usize = 16_384;
+const SLOTS: usize = crate::model::bucket::SLOTS as usize;
 /// The name by which the sentinels know the master.
 pub const SENTINEL_SERVICE: &str = "minutehand";
 

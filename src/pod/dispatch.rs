@@ -199,7 +199,7 @@ impl Dispatcher {
     }
 
     /// Takes in a new view: outboxes for new executors, none for lost ones.
-    pub fn learn(&self, view: &View) {
+    pub fn learn(&self, view: &Arc<View>) {
         let mut inner = self.inner.lock();
         let now = clock::mono();
         let mut lost = Vec::new();
@@ -236,14 +236,7 @@ impl Dispatcher {
         }
         let served = |view: &View, code: &u32| view.serving(*code).is_some_and(|serving| !serving.is_empty());
         let opened = view.groups.keys().any(|code| served(view, code) && !served(&inner.view, code));
-        inner.view = Arc::new(View {
-            pods: view.pods.clone(),
-            busy_pods: view.busy_pods,
-            executors: view.executors.clone(),
-            groups: view.groups.clone(),
-            classes: view.classes.clone(),
-            freeze: view.freeze.clone(),
-        });
+        inner.view = Arc::clone(view);
         inner.waiting.extend(lost);
         drop(inner);
         if opened {

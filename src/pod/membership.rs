@@ -35,8 +35,8 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
                 }
                 seen = live;
                 gauges(&shared, &view);
-                shared.dispatcher.learn(&view);
                 let view = Arc::new(view);
+                shared.dispatcher.learn(&view);
                 publish.send_replace(Arc::clone(&view));
                 if view.freeze.epoch != freeze_epoch {
                     freeze_epoch = view.freeze.epoch;

@@ -88,11 +88,11 @@ impl Loop {
         self.room_seen = shared.dispatcher.room_version();
         self.opened.mark_unchanged();
         // Kept until what the claim brings is routed.
-        let hold = shared.dispatcher.hold(shared.settings.claim_rows);
+        let mut hold = shared.dispatcher.hold(shared.settings.claim_rows);
         self.claim.limit = hold.any;
         self.claim.normal_limit = hold.normal;
         self.claim.default_quota = hold.default_quota;
-        self.claim.quotas = hold.quotas.clone();
+        self.claim.quotas = std::mem::take(&mut hold.quotas);
         self.claim.holders = self.shared.space.spread().holders;
         self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
         self.claim.again();

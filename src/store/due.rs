@@ -194,10 +194,10 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
         let (any, normal) = pair(*quota);
         args.bytes(&code).number(any).number(normal);
     }
-    let answer = space.call(&script::CLAIM, space.guard(bucket), args).await?;
+    let mut answer = space.call(&script::CLAIM, space.guard(bucket), args).await?;
     let now = UnixMs(answer.now_ms());
     if &answer.word[..] == b"NOT_HOLDER" {
-        let until = answer.fields_after_word()?.int("until")?;
+        let until = answer.fields.int("until")?;
         return Ok(ClaimAnswer::NotHolder { until: UnixMs(until) });
     }
     let mut fields = answer.ok()?;

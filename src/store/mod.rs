@@ -39,6 +39,7 @@ use fred::prelude::Client;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+pub use crate::model::bucket::{SLOTS, slot_of_key as slot_of};
 pub use connect::{
     CALL_TIMEOUT_RANGE_MS, CONNECT_TIMEOUT_RANGE_MS, ConnectSettings, Flavor, Host, Mode, NodeInfo,
     POOL_SIZE_DEFAULT, POOL_SIZE_MAX, Place, RedisUrl, ServerInfo,
@@ -49,7 +50,6 @@ pub use reply::{Fields, Reply};
 pub use script::{ALL as SCRIPTS, Script};
 pub use space::{Birth, Space, Spread};
 pub use subscribe::{Subscription, Wake};
-pub use topology::{SLOTS, slot_of};
 
 use crate::clock::mono;
 use crate::limits::CALL_RETRIES_MAX;

@@ -170,11 +170,6 @@ impl Space {
         Ok(code)
     }
 
-    /// The code of a group, if this process knows it already.
-    pub fn known_group(&self, group: &LaneGroup) -> Option<u32> {
-        self.inner.groups.read().codes.get(group).copied()
-    }
-
     /// The group of a code, if this process knows it already.
     pub fn known_name(&self, code: u32) -> Option<LaneGroup> {
         self.inner.groups.read().names.get(&code).cloned()
@@ -364,11 +359,6 @@ impl Answer {
     /// The rest of an answer whose word is OK.
     pub fn ok(self) -> Result<Fields, StoreError> {
         if &self.word[..] == b"OK" { Ok(self.fields) } else { Err(self.unexpected()) }
-    }
-
-    /// The rest of an answer, whatever its word.
-    pub fn fields_after_word(self) -> Result<Fields, StoreError> {
-        Ok(self.fields)
     }
 
     /// An error for a word that the caller does not know.

@@ -20,7 +20,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::connect::Place;
 use super::script_call::{Fault, of_error};
-use super::topology::{AbortOnDrop, NodeAddr, Topology, slot_of};
+use super::slot_of;
+use super::topology::{AbortOnDrop, NodeAddr, Topology};
 use crate::clock::mono;
 use crate::limits::RECONNECT_MAX_MS;
 

@@ -27,9 +27,8 @@ use super::reply::{Fields, Reply};
 use super::script_call::{Request, send};
 use crate::clock::mono;
 use crate::limits::{DURABLE_CALLS_MAX, RECONNECT_MAX_MS};
+use crate::model::bucket::SLOTS;
 
-/// Slots of a cluster.
-pub const SLOTS: u16 = 16_384;
 /// How often the map of a cluster is renewed without any sign that it is wrong.
 const REFRESH: Duration = Duration::from_millis(1_000);
 /// Shortest time between two renewals: a burst of errors asks once.
@@ -45,11 +44,6 @@ const STRANGERS_MAX: usize = 16;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Message by which sentinels announce a new master.
 const SWITCH_MASTER: &str = "+switch-master";
-
-/// The slot of a key: CRC16 of its hash tag, or of the whole key if it has none.
-pub fn slot_of(key: &[u8]) -> u16 {
-    fred::util::redis_keyslot(key)
-}
 
 /// Ends a task when dropped.
 pub(super) struct AbortOnDrop(pub AbortHandle);
@@ -730,6 +724,7 @@ async fn watch_sentinel(topology: Arc<Topology>, host: Host, service: String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::bucket::slot_of_key;
 
     #[test]
     fn slots_are_those_of_the_specification() {
@@ -740,10 +735,10 @@ mod tests {
             ("foo{foo}{bar}", 12_182),
             ("", 0),
         ] {
-            assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
+            assert_eq!(slot_of_key(key.as_bytes()), slot, "{key}");
         }
         // An empty tag is none: the whole key counts.
-        assert_ne!(slot_of(b"{}foo"), slot_of(b"{}bar"));
+        assert_ne!(slot_of_key(b"{}foo"), slot_of_key(b"{}bar"));
     }
 
     #[test]
