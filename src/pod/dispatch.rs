@@ -376,7 +376,6 @@ impl Dispatcher {
 
     /// Tasks that nobody serves go back; their queue is then known as closed.
     async fn strand(&self, parcels: Vec<Parcel>) {
-        metric::handles().handed_back.add("no_executor", parcels.len() as u64);
         let view = Arc::clone(&self.inner.lock().view);
         let frozen = |parcel: &Parcel| {
             view.groups
@@ -384,7 +383,12 @@ impl Dispatcher {
                 .is_some_and(|(group, _)| view.freeze.of_queue(&group.queue).is_some())
         };
         let (held, unserved): (Vec<_>, Vec<_>) = parcels.iter().partition(|parcel| frozen(parcel));
-        for (parcels, cause) in [(held, "frozen"), (unserved, "no executor serves its queue and labels")] {
+        let kinds = [
+            (held, "frozen", "frozen"),
+            (unserved, "no_executor", "no executor serves its queue and labels"),
+        ];
+        for (parcels, label, cause) in kinds {
+            metric::handles().handed_back.add(label, parcels.len() as u64);
             let rows = parcels.iter().map(|parcel| (parcel.id, parcel.grant)).collect();
             hand_back(&self.space, &self.pod, cause, rows).await;
         }

@@ -153,8 +153,8 @@ pub async fn recall(
     freeze: &Freeze,
     groups: &[u32],
 ) -> Result<Vec<Offer>, StoreError> {
-    let mut args = space.args(3 + groups.len(), 64 + groups.len() * 4);
-    args.number(freeze.epoch).bytes(if freeze.all() { b"1" } else { b"0" });
+    let mut args = space.args(2 + groups.len(), 64 + groups.len() * 4);
+    args.bytes(if freeze.all() { b"1" } else { b"0" });
     for group in groups {
         args.bytes(&group.to_be_bytes());
     }
