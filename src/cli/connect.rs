@@ -2,10 +2,11 @@
 
 use super::dev;
 use super::error::CliError;
-use crate::client::{Client, ClientError, ClientSettings, NewTask, SubmitError};
+use crate::client::{Client, ClientError, ClientSettings, Fallback, NewTask, SubmitError};
 use crate::limits;
+use crate::model::queue::TryDefaults;
 use crate::model::{Namespace, QueueName, Retry};
-use crate::settings::{Loaded, Settings, Span};
+use crate::settings::{Loaded, Origin, Settings, Span};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
 use std::path::Path;
 
@@ -58,12 +59,18 @@ pub async fn client(loaded: &Loaded) -> Result<Client, CliError> {
 }
 
 /// A task of this queue for which nothing else is said: what the settings say, and so the flags.
-pub fn task(settings: &Settings, queue: QueueName) -> Result<NewTask, CliError> {
-    let defaults = &settings.defaults;
+pub fn task(loaded: &Loaded, queue: QueueName) -> Result<NewTask, CliError> {
+    let defaults = &loaded.settings.defaults;
+    // A flag speaks for the task; what stands elsewhere counts where the queue's own settings say nothing.
+    let flag = |key: &str| matches!(loaded.origin(key), Origin::Flag(_));
     let some = |span: Span| (span.ms() > 0).then(|| span.ms());
     let small = |ms: i64| u32::try_from(ms).unwrap_or(u32::MAX);
     Ok(NewTask {
-        retry: defaults.backoff.parse::<Retry>()?.with_retries(defaults.retries)?,
+        tries: TryDefaults {
+            retries: flag("defaults.retries").then_some(defaults.retries),
+            backoff: flag("defaults.backoff").then(|| defaults.backoff.clone()),
+        },
+        fallback: Fallback { retry: defaults.backoff.parse::<Retry>()?.with_retries(defaults.retries)? },
         lease_ms: some(defaults.lease).filter(|ms| *ms != limits::LEASE_MS).map(small),
         timeout_ms: some(defaults.timeout).map(small),
         start_within_ms: some(defaults.start_within),
@@ -141,16 +148,18 @@ mod tests {
 
     #[test]
     fn settings_reach_the_tasks() {
-        let mut loaded = Settings::load(&Sources::default()).unwrap().settings;
+        let mut loaded = Settings::load(&Sources::default()).unwrap();
         let queue = QueueName::new("q").unwrap();
-        let task = |settings: &Settings| task(settings, queue.clone());
+        let task = |loaded: &Loaded| task(loaded, queue.clone());
         assert_eq!(task(&loaded), Ok(NewTask::to(queue.clone())));
-        loaded.defaults.backoff = "fixed:200ms".into();
-        loaded.defaults.retries = 7;
-        loaded.defaults.lease = crate::settings::Span::from_ms(4_000);
+        loaded.settings.defaults.backoff = "fixed:200ms".into();
+        loaded.settings.defaults.retries = 7;
+        loaded.settings.defaults.lease = crate::settings::Span::from_ms(4_000);
         let found = task(&loaded).unwrap();
-        assert_eq!((found.retry.retries, found.retry.wait_ms(3), found.lease_ms), (7, 200, Some(4_000)));
-        loaded.defaults.retries = 255;
+        let retry = found.fallback.retry;
+        assert_eq!((retry.retries, retry.wait_ms(3), found.lease_ms), (7, 200, Some(4_000)));
+        assert_eq!(found.tries, TryDefaults::default(), "only a flag speaks for the task");
+        loaded.settings.defaults.retries = 255;
         assert_eq!(task(&loaded).unwrap_err().field.as_deref(), Some("retries"));
     }
 

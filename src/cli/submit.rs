@@ -19,7 +19,7 @@ pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
         due: due(when(&args.due)?),
         key,
         payload: payload(&args.payload)?,
-        ..connect::task(&loaded.settings, QueueName::new(&args.queue)?)?
+        ..connect::task(loaded, QueueName::new(&args.queue)?)?
     })
 }
 

@@ -16,7 +16,7 @@ pub use holds::{HeldQueue, Holds};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
 pub use queues::{QueueChange, QueueView};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
-pub use submit::{Due, NewTask, SubmitError, Submitted};
+pub use submit::{Due, Fallback, NewTask, SubmitError, Submitted};
 
 use crate::limits;
 use crate::model::field::FieldError;

@@ -6,12 +6,14 @@ use crate::limits;
 use crate::metric;
 use crate::model::field::{FieldError, Reason};
 use crate::model::lane::Tier;
+use crate::model::queue::TryDefaults;
 use crate::model::spec::{Extras, check_key};
 use crate::model::{
-    Bucket, Durability, Key, Labels, LaneCode, LaneGroup, Priority, QueueName, Retry, Spec, TaskId, UnixMs,
+    Bucket, Durability, Key, Labels, LaneCode, LaneGroup, Priority, QueueName, QueueSettings, Retry, Spec,
+    TaskId, UnixMs,
 };
 use crate::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
-use crate::store::{Shortfall, Space, StoreError};
+use crate::store::{Shortfall, Space, StoreError, queue};
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -45,6 +47,13 @@ impl Due {
     }
 }
 
+/// What the installation's settings say of tasks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fallback {
+    /// When they are tried again.
+    pub retry: Retry,
+}
+
 /// A task to be submitted. All but the queue has a default.
 ///
 /// ```
@@ -56,7 +65,7 @@ impl Due {
 ///     payload: "hello".into(),
 ///     ..NewTask::to(QueueName::new("push.sms").unwrap())
 /// };
-/// assert_eq!(task.retry.retries, 2);
+/// assert_eq!(task.retry, None, "its queue or the installation says when it is tried again");
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewTask {
@@ -68,8 +77,12 @@ pub struct NewTask {
     pub priority: Priority,
     /// When it is due.
     pub due: Due,
-    /// When it is tried again.
-    pub retry: Retry,
+    /// When it is tried again; nothing leaves it to `tries`.
+    pub retry: Option<Retry>,
+    /// Parts of that; what they do not say is left to the queue's settings, then to `fallback`.
+    pub tries: TryDefaults,
+    /// What the installation says where neither the task nor its queue does.
+    pub fallback: Fallback,
     /// Idempotency key.
     pub key: Option<Key>,
     /// Placement key: recipient, tenant or order.
@@ -100,7 +113,9 @@ impl NewTask {
             labels: Labels::default(),
             priority: Priority::default(),
             due: Due::Now,
-            retry: Retry::default(),
+            retry: None,
+            tries: TryDefaults::default(),
+            fallback: Fallback::default(),
             key: None,
             placement: None,
             plan: None,
@@ -118,7 +133,14 @@ impl NewTask {
         LaneGroup { queue: self.queue.clone(), labels: self.labels.clone() }
     }
 
-    fn into_spec(self, group: u32, now: UnixMs) -> Result<Spec, FieldError> {
+    fn into_spec(self, group: u32, queue: &QueueSettings, now: UnixMs) -> Result<Spec, FieldError> {
+        let retry = match self.retry {
+            Some(retry) => retry,
+            None => {
+                let base = self.fallback.retry;
+                self.tries.over(queue.retry.as_ref().map_or(Ok(base), |tries| tries.over(base))?)?
+            }
+        };
         let due = self.due.resolve(now)?;
         let later = |field, ms: Option<i64>| match ms {
             Some(ms) if ms <= 0 => {
@@ -130,7 +152,7 @@ impl NewTask {
         let spec = Spec {
             lane: LaneCode::new(group, self.priority, Tier::FRESH),
             due,
-            retry: self.retry,
+            retry,
             key: self.key,
             placement: self.placement,
             plan: self.plan,
@@ -205,6 +227,7 @@ pub(super) async fn submit_batch(
     space: &Space,
     tasks: Vec<NewTask>,
 ) -> Result<Vec<Result<Submitted, SubmitError>>, ClientError> {
+    let queues = queue::settings(space).await?;
     let mut codes: HashMap<LaneGroup, u32> = HashMap::new();
     let mut answers: Vec<Option<Result<Submitted, SubmitError>>> = vec![None; tasks.len()];
     let spread = space.spread();
@@ -233,7 +256,8 @@ pub(super) async fn submit_batch(
             continue;
         }
         let durability = task.durability;
-        match task.into_spec(group, now) {
+        let settings = queues.of(&task.queue);
+        match task.into_spec(group, settings, now) {
             Ok(spec) => {
                 let key = spec.placement.as_ref().or(spec.key.as_ref().map(|key| &key.bytes));
                 let fixed = key.map(|key| Bucket::of_key(key, spread.key_buckets));

@@ -180,7 +180,7 @@ async fn produce(client: Client, mut rng: fastrand::Rng, until: Instant) -> Know
             batch.push(NewTask {
                 due: Due::In(rng.i64(0..3_000)),
                 priority: Priority::from_level(rng.u8(0..6)).unwrap(),
-                retry,
+                retry: Some(retry),
                 key: key.map(|key| Key::new(key, 3_600_000).unwrap()),
                 lease_ms: Some(LEASE_MS),
                 payload: payload.into(),

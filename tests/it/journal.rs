@@ -120,7 +120,11 @@ impl Town {
 
     async fn submit(&self, lease_ms: u32) -> TaskId {
         let retry = "fixed:20ms".parse::<Retry>().unwrap().with_retries(1).unwrap();
-        let task = NewTask { retry, lease_ms: Some(lease_ms), ..NewTask::to(QueueName::new("q").unwrap()) };
+        let task = NewTask {
+            retry: Some(retry),
+            lease_ms: Some(lease_ms),
+            ..NewTask::to(QueueName::new("q").unwrap())
+        };
         Client::new(self.space.clone()).submit(task).await.unwrap().id
     }
 

@@ -1,9 +1,9 @@
 //! What is set for queues; pausing, freezing and thawing.
 
-use minutehand::client::{Client, Due, NewTask};
+use minutehand::client::{Client, Due, Fallback, NewTask};
 use minutehand::executor::Executor;
 use minutehand::model::queue::{Lease, TryDefaults};
-use minutehand::model::{Namespace, QueueName, QueueSettings, State};
+use minutehand::model::{Namespace, QueueName, QueueSettings, Retry, State};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::Space;
 use minutehand::store::queue::{self, PutAnswer, Scope};
@@ -251,4 +251,34 @@ async fn a_paused_queue_is_held_and_others_go_on() {
     stop.cancel();
     executor.await.unwrap().unwrap();
     pod.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_task_says_when_it_is_tried_again_else_its_queue_else_the_installation() {
+    let bed = Bed::shared().await.unwrap();
+    let namespace = Namespace::new(bed.namespace()).unwrap();
+    let client = Client::new(Space::open(bed.store().await.unwrap(), namespace).await.unwrap());
+    let push = QueueName::new("push").unwrap();
+    let policy = |text: &str, retries| text.parse::<Retry>().unwrap().with_retries(retries).unwrap();
+    let tries = |retries, backoff: Option<&str>| TryDefaults { retries, backoff: backoff.map(str::to_owned) };
+    let fallback = Fallback { retry: policy("fixed:1s", 9) };
+    let stands = async |task: NewTask| {
+        let id = client.submit(NewTask { due: Due::In(600_000), fallback, ..task }).await.unwrap().id;
+        let view = client.get(id).await.unwrap().unwrap();
+        (view.retries.unwrap(), view.backoff.unwrap())
+    };
+    let plain = || NewTask::to(push.clone());
+    assert_eq!(stands(plain()).await, (9, "fixed:1000ms".into()));
+    client
+        .queue_set(&push, |settings| {
+            settings.retry = Some(tries(Some(4), None));
+            Ok(())
+        })
+        .await
+        .unwrap();
+    assert_eq!(stands(plain()).await, (4, "fixed:1000ms".into()));
+    let parts = NewTask { tries: tries(None, Some("fixed:2s")), ..plain() };
+    assert_eq!(stands(parts).await, (4, "fixed:2000ms".into()));
+    let whole = NewTask { retry: Some(policy("fixed:3s", 1)), ..plain() };
+    assert_eq!(stands(whole).await, (1, "fixed:3000ms".into()));
 }
