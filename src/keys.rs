@@ -27,6 +27,7 @@
 //! | `dead` | ZSET | ids of dead letters, by time |
 //! | `dead:<id>` | HASH | reason, time, attempts |
 //! | `events` | STREAM | packed moves |
+//! | `tally` | HASH | running tasks and outcomes, only of queues that have a limit which asks for them |
 //! | `counts` | HASH | counters of the conservation law, ripe backlog, deficits |
 //! | `lag:<minute>` | HASH | start − due, as a histogram; ends by itself after 10 minutes |
 //! | `lock` | HASH | pod → permit, until, planned wake-up |
@@ -38,6 +39,7 @@
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
+//! | `<namespace>:l:<q or d>:<name>` | `windows`, `shares`, `breaker` (HASH) | what pods hold of the limits of a queue or downstream |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
@@ -125,6 +127,8 @@ pub enum Kind {
     Events,
     /// `counts`
     Counts,
+    /// `tally`
+    Tally,
     /// `lag:…`
     Lag,
     /// `lock`
@@ -135,9 +139,9 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 12] = [
+    pub const SINGLE: [&'static str; 13] = [
         "meta", "agenda", "leases", "recents", "parked", "at", "run", "tries", "dead", "events", "counts",
-        "lock",
+        "tally", "lock",
     ];
 
     /// The kind of a name; nothing for a name that is none of ours.
@@ -160,6 +164,7 @@ impl Kind {
             ("dead", None) => Self::Dead,
             ("events", None) => Self::Events,
             ("counts", None) => Self::Counts,
+            ("tally", None) => Self::Tally,
             ("lock", None) => Self::Lock,
             ("due", Some(rest)) if is_due_name(rest) => Self::Due,
             ("ready", Some(rest)) if LaneCode::from_bytes(rest.as_bytes()).is_some() => Self::Ready,
@@ -189,7 +194,7 @@ impl Kind {
             | Self::Timer
             | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
-            Self::Letter | Self::Counts | Self::Lag | Self::Lock => "hash",
+            Self::Letter | Self::Counts | Self::Tally | Self::Lag | Self::Lock => "hash",
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
             Self::Parked => "set",
             Self::Events => "stream",
@@ -209,7 +214,10 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 9] = [
+pub const ROOM_KEYS: [(&str, &str); 12] = [
+    ("windows", "hash"),
+    ("shares", "hash"),
+    ("breaker", "hash"),
     ("frozen", "hash"),
     ("by_name", "hash"),
     ("by_code", "hash"),
@@ -231,6 +239,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
             | ("freeze", "frozen")
             | ("pods" | "executors", "records" | "seen")
             | ("queues", "records")
+            | ("l", "windows" | "shares" | "breaker")
             | ("x", "slots" | "inbox" | "urgent")
     );
     match name {

@@ -143,6 +143,22 @@ pub const QUEUE_RECORD_MAX_BYTES: usize = 8 << 10;
 pub const QUEUE_SETTINGS_KEPT_MS: u64 = 1_000;
 /// Longest text that says who did something or why.
 pub const CAUSE_MAX_BYTES: usize = 256;
+/// Most tasks that a limit may allow in its time.
+pub const RATE_MAX_ROWS: u32 = 10_000_000;
+/// Shortest time over which a rate is meant: shorter ones are lost in the way to an executor and back.
+pub const RATE_MIN_MS: i64 = 1_000;
+/// Longest time over which a rate is meant, and longest time a breaker stays open: a day.
+pub const RATE_MAX_MS: i64 = 86_400_000;
+/// Most times of the day at which one queue is held.
+pub const MAINTENANCE_MAX: usize = 16;
+/// Most lanes by queue, labels and tier with a limit of their own in one claim.
+pub const RULES_MAX: usize = 512;
+/// How long a pod may use what it was granted of a limit; what a dead pod had comes back after that.
+pub const ALLOTMENT_MS: i64 = 2_000;
+/// Shortest wait of a pod that wants more of a limit before it asks again.
+pub const ALLOT_EVERY_MS: i64 = 10;
+/// Stretches into which the time of a rate is cut to be counted: what counts for one stretch longer is lost to the limit.
+pub const RATE_STRETCHES: i64 = 100;
 /// Longest address of a webhook.
 pub const URL_MAX_BYTES: usize = 2_048;
 

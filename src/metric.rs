@@ -74,6 +74,7 @@ pub const SCRIPTS: &[&str] = &[
     "queue.spread",
     "queue.freeze",
     "queue.put",
+    "queue.allot",
     "dead.redrive",
     "dead.delete",
     "member.recall",

@@ -5,8 +5,11 @@
 --         8 bytes  9 holders  10 lock_ms  11 dispatch_ms  12 lease_ms  13 now expected by the caller, or ""
 --         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
---         27 n, n × (group, quota, quota)
--- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, n × (head, spec)}
+--         27 n, n × (group, quota, quota)  then: "1" if no retries may go, until when purses are good or "",
+--         groups that are counted (3 each), n, n × (kind, amount) purses: t amount, r amount less what runs, n,
+--         n × (group 3 + a digit for each tier 0 to 6: 1 if it pays, purse)
+-- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, n × (head, spec)},
+--         and where there are purses or counted groups: n × (spent "," left behind ";") | n × (running "," ok "," failed ";")
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
 -- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 40 due sets, 64 lanes a priority; reaps <= 250
@@ -43,16 +46,18 @@ if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
   if holders >= tonumber(ARGV[9]) then return { 'NOT_HOLDER', stamp, soonest } end
 end
 local running = tonumber(call('HGET', counts, 'running') or 0)
+local limits_at = 28 + 3 * tonumber(ARGV[27])
 -- A visit looks at what it is about to write, and no further: most find little to do.
 local function need_move()
   need('stream', 'events')
-  need_all('hash', 'run', 'at', 'tries')
+  need_all('hash', 'run', 'at', 'tries', 'tally')
   need_all('zset', 'agenda', 'dead')
   need_recent()
 end
 local function need_grant()
   need('stream', 'events')
   need_all('hash', 'run', 'at')
+  if #ARGV > limits_at + 1 then need('hash', 'tally') end
   need('zset', 'leases')
   need('string', lease_name(lnow + dispatch_ms))
 end
@@ -144,10 +149,12 @@ local function lapse(id, r)
   count('running', -1)
   if not spec then
     call('HDEL', run, id)
+    tally_end(r)
     count('deleted', 1)
     rares[#rares + 1] = rare(id, grant, 'F', 0, 'running without a spec: dropped')
   elseif run_cancelled(r) then
     call('HDEL', run, id)
+    tally_end(r)
     finish(id, spec, 'C', sub(grant, 1, 8))
     count('cancelled', 1)
     rares[#rares + 1] = rare(id, grant, 'C', 0, 'cancelled while running; ' .. holder .. ' did not answer')
@@ -232,7 +239,10 @@ local function expire(key, id)
   if r then
     grant = run_grant(r)
     gone = call('HDEL', run, id) == 1
-    if gone then count('running', -1) end
+    if gone then
+      count('running', -1)
+      tally_end(r)
+    end
   else
     gone = unplace(id, at.due, at.lane)
     if gone then count('pending', -1) end
@@ -369,15 +379,77 @@ end
 -- Quotas by queue: a default and exceptions.
 local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
 for i = 28, 25 + 3 * tonumber(ARGV[27]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
+-- Limits: purses that lanes share, and which lanes pay from which. Most claims have none.
+local no_retries, purses, rules, counted, tallies = ARGV[limits_at] == '1', {}, nil, {}, nil
+local function tier(lane) return digit(sub(lane, 4, 4)) % 8 end
+local function read_limits()
+  local good = ARGV[limits_at + 1] == '' or now <= tonumber(ARGV[limits_at + 1])
+  local groups, at, fields = ARGV[limits_at + 2], limits_at + 3, {}
+  for i = 1, #groups, 3 do
+    local group = sub(groups, i, i + 2)
+    counted[#counted + 1] = group
+    counted[group] = #counted
+    for _, letter in ipairs({ 'r', 's', 'f' }) do fields[#fields + 1] = group .. letter end
+  end
+  if #fields > 0 then tallies = call('HMGET', P .. 'tally', unpack(fields)) end
+  local kinds = {}
+  for p = 1, tonumber(ARGV[at]) do
+    local kind, amount = ARGV[at + 2 * p - 1], tonumber(ARGV[at + 2 * p])
+    purses[p] = { n = (kind == 't' and amount > 0 and not good) and 0 or amount, spent = 0, denied = 0 }
+    kinds[p] = kind
+  end
+  at = at + 1 + 2 * #purses
+  rules = {}
+  for r = 1, tonumber(ARGV[at]) do
+    local rule, p = ARGV[at + 2 * r - 1], tonumber(ARGV[at + 2 * r])
+    local group = sub(rule, 1, 3)
+    local by_tier = rules[group] or {}
+    rules[group] = by_tier
+    if kinds[p] == 'r' and counted[group] then
+      purses[p].n = purses[p].n - tonumber(tallies[3 * counted[group] - 2] or 0)
+    end
+    for t = 0, 6 do
+      if sub(rule, 4 + t, 4 + t) == '1' then
+        by_tier[t] = by_tier[t] or {}
+        table.insert(by_tier[t], purses[p])
+      end
+    end
+  end
+  for p, purse in ipairs(purses) do
+    if kinds[p] == 'r' and purse.n < 0 then purse.n = 0 end
+  end
+end
+if #ARGV > limits_at + 1 then read_limits() end
+-- What a lane pays from, if it is limited.
+local function paying(l)
+  local by_tier = rules and rules[l.group]
+  return by_tier and by_tier[tier(l.lane)]
+end
 local function quota(l)
   local q = quotas[l.group]
   if not q then
     q = { quota_any, quota_normal }
     quotas[l.group] = q
   end
-  return l.level < 2 and q[1] or q[2], q
+  local most = l.level < 2 and q[1] or q[2]
+  if no_retries and tier(l.lane) > 0 then most = -1 end
+  for _, purse in ipairs(paying(l) or {}) do
+    if purse.n < most then most = purse.n end
+  end
+  return most, q
+end
+-- Whether a lane is kept back by a limit; all that it pays from are told how much is.
+local function denied(l, n)
+  local own, by = paying(l) or {}, nil
+  for _, purse in ipairs(own) do by = by or purse.n <= 0 end
+  for _, purse in ipairs(by and own or {}) do purse.denied = purse.denied + n end
+  return by
 end
 local function spend(l, n)
+  for _, purse in ipairs(paying(l) or {}) do
+    purse.n = purse.n - n
+    purse.spent = purse.spent + n
+  end
   local _, q = quota(l)
   q[1] = q[1] - n
   if l.level >= 2 then q[2] = q[2] - n normal_limit = normal_limit - n end
@@ -388,6 +460,22 @@ end
 local chosen, chosen_n, from_lane, backlog = {}, 0, {}, 0
 -- Large specs: the batch ends where its bytes would pass the cap.
 local big = limit * tonumber(meta[9] or 0) > tonumber(ARGV[8])
+-- Lanes that a limit kept back return when it has something for them.
+if rules and ready > 0 and call('EXISTS', P .. 'parked') == 1 then
+  for group, by_tier in pairs(rules) do
+    local lanes_of = {}
+    for t in pairs(by_tier) do
+      for p = 0, 5 do lanes_of[#lanes_of + 1] = group .. sub(DIGITS, 8 * p + t + 1, 8 * p + t + 1) end
+    end
+    for i, stands in ipairs(call('SMISMEMBER', P .. 'parked', unpack(lanes_of))) do
+      local lane = lanes_of[i]
+      if stands == 1 and not denied({ lane = lane, group = group }, call('ZCARD', P .. 'ready:' .. lane)) then
+        call('ZADD', P .. 'ring:' .. level(lane), 'NX', 0, lane)
+        call('SREM', P .. 'parked', lane)
+      end
+    end
+  end
+end
 -- A backlog that stands aside holds nobody up, unless it may come back now.
 local straight = not big and (ready == 0 or (
   call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2', P .. 'ring:3', P .. 'ring:4', P .. 'ring:5') == 0
@@ -408,9 +496,17 @@ if straight then
       left_normal[l.group] = b
       if b < 0 then straight = false end
     end
-    if a < 0 then straight = false end
+    if a < 0 or (no_retries and tier(l.lane) > 0) then straight = false end
+    for _, purse in ipairs(paying(l) or {}) do
+      purse.n = purse.n - l.n
+      purse.spent = purse.spent + l.n
+      if purse.n < 0 then straight = false end
+    end
   end
   if total > limit or low > normal_limit then straight = false end
+end
+if not straight and rules then
+  for _, purse in ipairs(purses) do purse.n, purse.spent = purse.n + purse.spent, 0 end
 end
 if straight then
   if #pool > 0 then safely(need_grant) end
@@ -458,7 +554,7 @@ else
       l.size = now < clock and call('ZCOUNT', P .. 'ready:' .. lane, '-inf', now) or l.all
       l.used = 0
       if l.all == 0 then call('ZREM', P .. 'ring:' .. p, lane)
-      elseif quota(l) < 0 then
+      elseif quota(l) < 0 or (quota(l) == 0 and denied(l, l.size)) then
         call('ZREM', P .. 'ring:' .. p, lane)
         call('SADD', P .. 'parked', lane)
       elseif l.size == 0 then
@@ -532,6 +628,11 @@ else
           turn = turn + 1
           if l.used < l.size then call('ZADD', P .. 'ring:' .. p, turn, l.lane) end
         end
+        if rules and l.used < l.size and denied(l, l.size - l.used) then
+          call('ZREM', P .. 'ring:' .. p, l.lane)
+          call('SADD', P .. 'parked', l.lane)
+          l.aside = true
+        end
         if l.used < l.size and quota(l) > 0 then backlogged = true end
       end
       -- At most one round is owed or owing; nothing where no task waits.
@@ -543,7 +644,7 @@ else
   for p = 0, 5 do
     for _, l in ipairs(rings[p]) do
       if l.used > 0 then from_lane[#from_lane + 1] = l end
-      backlog = backlog + l.size - l.used
+      if not l.aside then backlog = backlog + l.size - l.used end
     end
   end
 end
@@ -585,7 +686,7 @@ if n > 0 then
   local dl = format('%013.0f', deadline)
   local first_grant = '00000001' .. nonce
   -- Tasks at home with the same flags and lane have the same record, so it is made once.
-  local hset, granted, g, firsts, f, records, alike = {}, {}, 0, {}, 0, {}, {}
+  local hset, granted, g, firsts, f, records, alike, runs = {}, {}, 0, {}, 0, {}, {}, {}
   local function refuse(i, id, spec, late)
     if not spec then
       count('deleted', 1)
@@ -601,6 +702,9 @@ if n > 0 then
       return true
     end
   end
+  local function bits(lane, b)
+    return tallies and counted[sub(lane, 1, 3)] and sub('89:;<=>?', b + 1, b + 1) or b
+  end
   for i = 1, n do
     local id, spec, head, r = ids[i], specs[i], chosen[i], nil
     local flags = spec and byte(spec, 2) or 0
@@ -609,7 +713,7 @@ if n > 0 then
       if at then
         at = at_read(at)
         local grant = format('%08x', tonumber(at.fence, 16) + 1) .. nonce
-        r = 'c-' .. (flags % 2 + (flags % 16 >= 8 and 6 or 4)) .. dl .. grant .. format('%02x', at.losses) .. lane .. pod
+        r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 6 or 4)) .. dl .. grant .. format('%02x', at.losses) .. lane .. pod
         head = head .. grant .. format('%013.0f%02x', at.due, at.failures)
         records[#records + 1] = id .. grant
       else
@@ -620,7 +724,7 @@ if n > 0 then
         end
         r = same_flags[lane]
         if not r then
-          r = 'c-' .. (flags % 2 + (flags % 16 >= 8 and 2 or 0)) .. dl .. first_grant .. '00' .. lane .. pod
+          r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 2 or 0)) .. dl .. first_grant .. '00' .. lane .. pod
           same_flags[lane] = r
         end
         f = f + 1
@@ -628,6 +732,10 @@ if n > 0 then
       end
       g = g + 1
       granted[g] = id
+      if tallies then
+        local group = sub(lane, 1, 3)
+        if counted[group] then runs[group] = (runs[group] or 0) + 1 end
+      end
       hset[2 * g - 1], hset[2 * g] = id, r
       out[2 * g + 5], out[2 * g + 6] = head, spec
     end
@@ -639,6 +747,7 @@ if n > 0 then
     call('SET', P .. 'last:' .. pod, ARGV[4] .. nonce)
     call('APPEND', P .. 'last:' .. pod, list)
     count('running', g)
+    for group, k in pairs(runs) do tally(group, 'r', k) end
     -- What lapsed is told before it is granted again.
     tell()
     if f > 0 then emit('g', pod, f == g and list or table.concat(firsts), first_grant) end
@@ -673,4 +782,16 @@ out[3] = next_due
 out[4] = truncated and backlog + 1 or backlog
 local poll = now + lock_ms
 permit_put((backlog > 0 or truncated) and 0 or (next_due >= 0 and next_due < poll and next_due or poll))
+if rules then
+  local said = {}
+  for _, purse in ipairs(purses) do said[#said + 1] = format('%.0f,%.0f;', purse.spent, purse.denied) end
+  said[#said + 1] = '|'
+  if tallies then
+    for i = 1, #counted do
+      local now_runs = call('HGET', P .. 'tally', counted[i] .. 'r') or '0'
+      said[#said + 1] = now_runs .. ',' .. (tallies[3 * i - 1] or '0') .. ',' .. (tallies[3 * i] or '0') .. ';'
+    end
+  end
+  out[#out + 1] = table.concat(said)
+end
 return out

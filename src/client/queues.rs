@@ -76,6 +76,8 @@ impl Client {
             // and finds that it stands.
             match repeat(space, || queue::put_queue(space, queue, version, &settings)).await? {
                 PutAnswer::Done { epoch, changed } => {
+                    // What this process submits next goes by it.
+                    repeat(space, || queue::refresh(space)).await?;
                     let pods_behind = self.behind(epoch).await?;
                     return Ok(QueueChange { queue: queue.to_string(), changed, settings, pods_behind });
                 }
