@@ -1,7 +1,7 @@
 //! Looking: one task, and how things stand.
 
 use super::{Client, ClientError, repeat};
-use crate::model::{Bucket, Labels, LaneCode, Phase, Priority, Spec, State, TaskId, UnixMs};
+use crate::model::{Bucket, Labels, LaneCode, Phase, PlanName, Priority, Spec, State, TaskId, UnixMs};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::{self, Freeze, Frozen};
 use crate::store::read::{self, Attempt, BucketCounts, Found, Lags};
@@ -43,7 +43,7 @@ pub struct TaskView {
     pub key: Option<String>,
     /// Its plan.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub plan: Option<String>,
+    pub plan: Option<PlanName>,
     /// Pod or executor that holds it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
@@ -95,7 +95,7 @@ pub struct Counts {
     pub ready: i64,
     /// Pending after a failure. Approximate.
     pub retrying: i64,
-    /// Ripe in a lane that may not be claimed. Approximate.
+    /// Ripe in a lane that may not be claimed, or of a frozen plan. Approximate.
     pub held: i64,
     /// Granted.
     pub running: i64,
@@ -122,10 +122,11 @@ impl Counts {
             freeze.all() || group.is_some_and(|group| freeze.of_queue(&group.queue).is_some())
         };
         let lanes = bucket.parked.iter().chain(&bucket.ready);
-        let held: i64 = lanes.filter(|(lane, _)| frozen(lane)).map(|(_, size)| *size as i64).sum();
+        let aside: i64 = lanes.filter(|(lane, _)| frozen(lane)).map(|(_, size)| *size as i64).sum();
+        let held = aside + bucket.count("held");
         let pending = bucket.count("pending");
         let retrying = bucket.tries.min(pending);
-        let ready = (bucket.count("ready") - held).max(0);
+        let ready = (bucket.count("ready") - aside).max(0);
         Self {
             submitted: bucket.count("submitted"),
             waiting: bucket.count("waiting"),
@@ -367,7 +368,9 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
     let failures = found.place.map_or(0, |place| place.failures);
     let plan = spec.as_ref().and_then(|spec| spec.plan.clone());
     let freeze = queue::frozen(space).await?;
-    let held = group.as_ref().is_some_and(|group| freeze.of_queue(&group.queue).is_some());
+    let held = group
+        .as_ref()
+        .is_some_and(|group| freeze.of_task(&group.queue, plan.as_ref().map(PlanName::as_str)).is_some());
     let view = match (found.state, &found.run) {
         (State::Running, Some(run)) if run.phase == Phase::Claimed => "claimed",
         (State::Running, Some(run)) if run.phase == Phase::Offered => "offered",
