@@ -110,7 +110,7 @@ pub const REDIS_ERROR_CAUSES: &[&str] = &[
 /// Why Redis refused to write.
 pub const WRITE_REFUSED_CAUSES: &[&str] = &["oom", "misconf", "readonly", "noreplicas"];
 /// What woke a claim loop.
-pub const WAKE_SOURCES: &[&str] = &["due", "publish", "room", "poll"];
+pub const WAKE_SOURCES: &[&str] = &["due", "publish", "room", "limit", "poll"];
 
 macro_rules! families {
     ($($constant:ident = $name:literal, $kind:expr, $unit:ident, $label:expr, $help:literal;)*) => {

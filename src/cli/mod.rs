@@ -8,6 +8,7 @@ pub mod connect;
 mod dead;
 mod demo;
 pub mod dev;
+pub mod downstream;
 pub mod error;
 mod events;
 mod freeze;
@@ -120,7 +121,8 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
             import::command::plan(args, crate::model::UnixMs(0))?;
             let client = connect::client(loaded).await?;
             let any = crate::model::QueueName::new("any")?;
-            let template = connect::task(loaded, any)?;
+            let plan = args.plan.as_deref().map(crate::model::PlanName::new).transpose()?;
+            let template = crate::client::NewTask { plan, ..connect::task(loaded, any)? };
             let now = crate::model::UnixMs(client.space().clock().now_ms());
             import::command::run(args, now, import::sink::ClientSink::new(client, template), output).await
         }
@@ -129,6 +131,8 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
         Command::Freeze(args) => freeze::run(args, true, loaded, output).await,
         Command::Thaw(args) => freeze::run(args, false, loaded, output).await,
+        Command::Downstream(command) => downstream::run(command, loaded, output).await,
+        Command::Retries(command) => downstream::retries(command, loaded, output).await,
         Command::Queue(command) => queue::run(command, loaded, output).await,
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,

@@ -286,6 +286,12 @@ pub fn status(value: &Value) -> String {
         let (scope, since, who) = (part("scope"), part("since"), part("who"));
         out.push_str(&format!("FROZEN {scope} since {since} by {who}{}\n", cause.unwrap_or_default()));
     }
+    if let Some(why) = value["no_retries"].as_str() {
+        out.push_str(&format!("HELD {}\n", safe(why)));
+    }
+    for breaker in list("breakers").iter().filter(|breaker| breaker["state"] != "closed") {
+        out.push_str(&format!("HELD {}\n", safe(breaker["text"].as_str().unwrap_or_default())));
+    }
     for held in list("held") {
         out.push_str(&format!("HELD {}\n", safe(held["why"].as_str().unwrap_or_default())));
     }

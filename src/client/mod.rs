@@ -12,9 +12,9 @@ mod submit;
 
 pub use dead::{DeadFilter, DeadView, Redriven};
 pub use history::{EventTail, Trace};
-pub use holds::{HeldQueue, Holds};
+pub use holds::{BreakerStatus, HeldQueue, Holds};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
-pub use queues::{QueueChange, QueueView};
+pub use queues::{DownstreamChange, DownstreamView, QueueChange, QueueView, RetriesChange};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, Fallback, NewTask, SubmitError, Submitted};
 

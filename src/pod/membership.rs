@@ -3,7 +3,7 @@
 use super::view::View;
 use super::{BEATS_PER_LOCK, Shared};
 use crate::metric;
-use crate::model::{Bucket, Grant, TaskId};
+use crate::model::{Bucket, Grant, TaskId, UnixMs};
 use crate::store::member::{self, PodRecord};
 use crate::store::{Space, StoreError, Subscription, due, queue};
 use std::collections::{HashMap, HashSet};
@@ -37,6 +37,7 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
                 seen = live;
                 gauges(&shared, &view);
                 let view = Arc::new(view);
+                shared.limits.learn(&view);
                 shared.dispatcher.learn(&view);
                 publish.send_replace(Arc::clone(&view));
                 if view.freeze.epoch != freeze_epoch {
@@ -105,7 +106,7 @@ async fn tick(
     let groups = space.groups().await?;
     let freeze = queue::frozen(space).await?;
     let queues = queue::refresh(space).await?;
-    Ok(View::new(&pods, executors, groups, freeze, queues))
+    Ok(View::new(&pods, executors, groups, freeze, queues, UnixMs(space.clock().now_ms())))
 }
 
 fn gauges(shared: &Shared, view: &View) {

@@ -6,7 +6,8 @@
 //!
 //! Deliberately absent: a queue of tasks in memory. A pod claims only what it may deliver.
 
-pub mod dispatch;
+pub mod allotments;
+mod dispatch;
 pub mod membership;
 pub mod ownership;
 pub mod pace;
@@ -17,6 +18,7 @@ pub mod view;
 use crate::limits;
 use crate::model::Priority;
 use crate::store::{Space, StoreError, member};
+use allotments::Limits;
 use dispatch::Dispatcher;
 use pace::Pace;
 use ready::Readiness;
@@ -88,6 +90,7 @@ pub(crate) struct Shared {
     pub space: Space,
     pub settings: PodSettings,
     pub dispatcher: Dispatcher,
+    pub limits: Limits,
     pub pace: Pace,
     pub ready: Arc<Readiness>,
     pub tally: Arc<PodTally>,
@@ -139,6 +142,7 @@ impl Pod {
             Dispatcher::new(self.space.clone(), self.settings.id.clone(), Arc::clone(&self.tally));
         let shared = Arc::new(Shared {
             dispatcher,
+            limits: Limits::default(),
             pace: Pace::new(self.settings.gather_max_ms),
             space: self.space,
             settings: self.settings,
@@ -152,6 +156,7 @@ impl Pod {
         loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
         let dispatching = CancellationToken::new();
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
+        loops.spawn(allotments::run(Arc::clone(&shared), dispatching.clone()));
         let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));
         // The claim loops end first; what they claimed is then delivered or handed back.
         let _ = owning.await;

@@ -1,6 +1,7 @@
 //! The claim loop of one bucket: claim, hand over to dispatch, sleep until the next due time.
 
 use super::Shared;
+use super::allotments::Settled;
 use crate::clock;
 use crate::limits;
 use crate::metric;
@@ -10,6 +11,7 @@ use crate::store::{StoreError, member};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// Times that one claim is asked for again after an error that leaves its fate open.
@@ -23,6 +25,7 @@ const KEPT_OUT_MAX: Duration = Duration::from_millis(500);
 pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationToken) {
     let mut bucket_loop = Loop {
         wakes: member::bucket_wakes(&shared.space, bucket),
+        limited: shared.limits.wakes(bucket.number()),
         claim: Claim {
             lock_ms: shared.settings.lock_ms,
             dispatch_ms: shared.settings.dispatch_ms,
@@ -47,6 +50,7 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
     }
     let Loop { shared, claim, wants_room, .. } = bucket_loop;
     shared.dispatcher.wants_room(wants_room, false);
+    shared.limits.leave(bucket.number());
     if let Err(error) = due::yield_bucket(&shared.space, bucket, &claim.pod, &claim.permit).await {
         tracing::debug!(%bucket, %error, "could not let go of a bucket; its permit ends by itself");
     }
@@ -70,6 +74,8 @@ struct Loop {
     bucket: Bucket,
     claim: Claim,
     wakes: crate::store::Subscription,
+    /// A limit lets more go.
+    limited: Arc<Notify>,
     /// Redis's time as last seen, and when.
     seen: Option<(UnixMs, Instant)>,
     claimed_at: Option<Instant>,
@@ -93,12 +99,22 @@ impl Loop {
         self.claim.normal_limit = hold.normal;
         self.claim.default_quota = hold.default_quota;
         self.claim.quotas = std::mem::take(&mut hold.quotas);
+        self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
         self.claim.holders = self.shared.space.spread().holders;
         self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
+        let (asked, draw) = shared.limits.draw(self.bucket.number(), hold.any);
+        self.claim.limits = asked;
         self.claim.again();
         let start = clock::mono();
         let answer = self.claim_with_repeats().await;
         tracing::trace!(bucket = %self.bucket, limit = hold.any, default = ?hold.default_quota, "claimed");
+        let outcome = match &answer {
+            Ok(ClaimAnswer::Held(claimed)) => Settled::Claimed(claimed),
+            Ok(ClaimAnswer::NotHolder { .. }) => Settled::Refused,
+            Err(_) => Settled::Unknown,
+        };
+        let now = UnixMs(shared.space.clock().now_ms());
+        shared.limits.settle(self.bucket.number(), &self.claim.limits, draw, outcome, now);
         let metrics = metric::handles();
         metrics.claim_duration.record(start.elapsed().as_secs_f64());
         self.claimed_at = Some(start);
@@ -166,6 +182,9 @@ impl Loop {
             let not_after = claimed.now.plus(self.shared.settings.dispatch_ms);
             self.shared.dispatcher.deliver(&self.shared, claimed.tasks, not_after);
         }
+        if claimed.again {
+            return Next::Now;
+        }
         // Something ripe is left: come again at once if that may bring something, else when there is room.
         if claimed.backlog > 0 {
             return if limit > 0 && count > 0 { Next::Now } else { Next::Room };
@@ -219,6 +238,7 @@ impl Loop {
                         }
                         metrics.wakeups.add("publish", 1);
                     }
+                    () = self.limited.notified() => metrics.wakeups.add("limit", 1),
                     // Its sender lives as long as the pod.
                     _ = self.opened.changed() => metrics.wakeups.add("room", 1),
                 }
@@ -228,6 +248,13 @@ impl Loop {
                     () = stop.cancelled() => return false,
                     () = tokio::time::sleep(poll) => metrics.wakeups.add("poll", 1),
                     () = room => metrics.wakeups.add("room", 1),
+                    () = self.limited.notified() => metrics.wakeups.add("limit", 1),
+                    wake = self.wakes.recv() => {
+                        if wake.is_none() {
+                            return false;
+                        }
+                        metrics.wakeups.add("publish", 1);
+                    }
                 }
             }
         }

@@ -15,12 +15,12 @@ mod table;
 mod tries;
 
 pub use delivery::{DownstreamName, Lease, Routing, Weights};
-pub use downstream::DownstreamSettings;
+pub use downstream::{DownstreamSettings, LimitOwner, Switches};
 pub use limits::{BreakerSettings, Forced, LimitSettings, Rate, retry_window};
 pub use maintenance::Maintenance;
 pub use owner::Owner;
 pub use pause::Pause;
-pub use table::QueueTable;
+pub use table::{Hold, QueueTable};
 pub use tries::{TimeoutDefaults, TryDefaults};
 
 use super::field::{FieldError, Reason};
@@ -78,7 +78,11 @@ impl QueueSettings {
         self.routing.iter().try_for_each(Routing::check)?;
         self.limits.iter().try_for_each(LimitSettings::check)?;
         if self.maintenance.len() > bounds::MAINTENANCE_MAX {
-            let detail = format!("{} windows; at most {} are allowed", self.maintenance.len(), bounds::MAINTENANCE_MAX);
+            let detail = format!(
+                "{} windows; at most {} are allowed",
+                self.maintenance.len(),
+                bounds::MAINTENANCE_MAX
+            );
             return Err(FieldError::new("maintenance", Reason::TooMany, detail));
         }
         Ok(())
