@@ -101,6 +101,8 @@ pub(crate) struct Hold<'a> {
     pub normal: u32,
     pub default_quota: Quota,
     pub quotas: Vec<(u32, Quota)>,
+    /// How long before its time every executor may be given a task.
+    pub ahead_ms: i64,
 }
 
 impl Drop for Hold<'_> {
@@ -265,16 +267,18 @@ impl Dispatcher {
                 normal: 0,
                 default_quota: Quota::Closed,
                 quotas: Vec::new(),
+                ahead_ms: 0,
             };
         }
         inner.starved |= any == 0 && inner.held > 0;
         inner.held += any;
         let (default_quota, quotas) = quotas(&inner);
-        Hold { dispatcher: self, any, normal, default_quota, quotas }
+        let ahead_ms = inner.view.ahead_ms;
+        Hold { dispatcher: self, any, normal, default_quota, quotas, ahead_ms }
     }
 
     /// Routes claimed tasks and starts to send them.
-    pub fn deliver(&self, shared: &Arc<Shared>, tasks: Vec<Granted>, not_after: UnixMs) {
+    pub fn deliver(&self, shared: &Arc<Shared>, tasks: Vec<Granted>, claimed: UnixMs, not_after: UnixMs) {
         let now = clock::mono();
         let parcels = tasks.into_iter().map(|task| {
             let group = task.lane.group();
@@ -285,6 +289,7 @@ impl Dispatcher {
                 grant: task.grant,
                 group,
                 urgent,
+                ahead: task.due > claimed,
                 due: task.due,
                 attempt: task.failures + 1,
                 not_after,
@@ -590,6 +595,18 @@ impl Dispatcher {
         }
     }
 
+    /// Tells the executor that was just given this task that somebody wishes it to stop. Redis does not know yet
+    /// where it is. A hint: the flag of its grant is the truth.
+    async fn pass_on_cancel(&self, id: TaskId) {
+        let to = {
+            let inner = self.inner.lock();
+            inner.offered.iter().rev().find(|(_, offered, ..)| *offered == id).map(|(.., to)| Arc::clone(to))
+        };
+        if let Some(to) = to {
+            let _ = member::tell_executor(&self.space, &to, format!("c{id}").as_bytes()).await;
+        }
+    }
+
     async fn give_back(&self, parcels: Vec<Parcel>, cause: &str) {
         metric::handles().handed_back.add("no_room", parcels.len() as u64);
         self.tally.handed_back.fetch_add(parcels.len() as u64, Ordering::Relaxed);
@@ -701,6 +718,12 @@ pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
                 continue;
             }
         };
+        if let Some(id) = executor.strip_prefix(member::CANCEL_MARK) {
+            if let Some(id) = TaskId::from_bytes(id.as_bytes()) {
+                shared.dispatcher.pass_on_cancel(id).await;
+            }
+            continue;
+        }
         if !executor.is_empty() {
             tracing::trace!(executor, "room");
             shared.dispatcher.replenish(&shared, &executor);

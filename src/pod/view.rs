@@ -56,6 +56,8 @@ pub struct View {
     pub classes: Vec<Vec<usize>>,
     /// What is frozen.
     pub freeze: Freeze,
+    /// How long before its time each of the executors may be given a task, in ms; 0 where there is none.
+    pub ahead_ms: i64,
 }
 
 impl View {
@@ -89,7 +91,8 @@ impl View {
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
-        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze }
+        let ahead_ms = executors.iter().map(|executor| executor.record.ahead_ms).min().unwrap_or(0);
+        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze, ahead_ms }
     }
 
     /// Executors (places in `executors`) that serve a queue; nothing when its code is not known yet.
