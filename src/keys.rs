@@ -37,6 +37,7 @@
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
+//! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
@@ -229,6 +230,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
             | ("spread", "spread")
             | ("freeze", "frozen")
             | ("pods" | "executors", "records" | "seen")
+            | ("queues", "records")
             | ("x", "slots" | "inbox" | "urgent")
     );
     match name {
