@@ -4,6 +4,7 @@
 //! shared machine differ by more than what is compared. Ratios are the middle of the rounds' own ratios.
 
 mod burst;
+mod cost;
 mod crowd;
 mod floor;
 mod growth;
@@ -27,6 +28,9 @@ use kit::report::{Report, table};
 use kit::shape::Shape;
 use kit::stat::{Failure, least, median};
 use lifecycle::Mode;
+
+#[global_allocator]
+static COUNTED: cost::Counted = cost::Counted;
 
 /// What a task costs, measured on a private server.
 #[derive(Debug, Parser)]
@@ -64,6 +68,8 @@ enum Bench {
     Hot(scale::HotArgs),
     /// 1,000 executors that report themselves, and 256 idle buckets.
     Fleet(scale::FleetArgs),
+    /// Allocations, processor time, calls and bytes on the wire of a task.
+    Cost(scale::CostArgs),
     /// Other schedulers on the same work; installs them under target/peers/.
     Peers(peers::PeersArgs),
     /// Ourselves as a peer.
@@ -223,6 +229,7 @@ fn main() -> Result<(), Failure> {
             Bench::Burst(args) => scale::run_burst(&mut report, door, args).await?,
             Bench::Hot(args) => scale::run_hot(&mut report, door, args).await?,
             Bench::Fleet(args) => scale::run_fleet(&mut report, door, args).await?,
+            Bench::Cost(args) => scale::run_cost(&mut report, door, args).await?,
             Bench::Peers(args) => peers::run(&mut report, &args)?,
             Bench::Worker(_) | Bench::Own(_) => {}
             Bench::All => {

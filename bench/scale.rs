@@ -7,7 +7,7 @@ use crate::kit::plot::{self, Line};
 use crate::kit::redis::{Door, Redis};
 use crate::kit::report::{Report, table};
 use crate::kit::stat::Failure;
-use crate::{burst, crowd, precision};
+use crate::{burst, cost, crowd, precision};
 
 fn ms(value: f64) -> String {
     format!("{value:.2}")
@@ -212,6 +212,44 @@ pub async fn run_hot(report: &mut Report, door: Door, args: HotArgs) -> Result<(
         &rows,
     );
     report.add("hot", results.into());
+    Ok(())
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct CostArgs {
+    /// Tasks of each run.
+    #[arg(long, default_value_t = 40_000)]
+    tasks: usize,
+}
+
+/// What a task costs beside Redis's time.
+pub async fn run_cost(report: &mut Report, door: Door, args: CostArgs) -> Result<(), Failure> {
+    let (mut rows, mut results) = (Vec::new(), Vec::new());
+    for (name, span_ms) in [("all due before", 0), ("at 4,000 a second", args.tasks as i64 / 4)] {
+        let (submit, life) = cost::run(&mut Redis::start(door)?, args.tasks, span_ms).await?;
+        for (step, cost) in [("submit", submit), ("pod and executor", life)] {
+            rows.push(vec![
+                format!("{step}, {name}"),
+                format!("{:.1}", cost.allocations),
+                format!("{:.0}", cost.allocated),
+                format!("{:.1}", cost.cpu_us),
+                format!("{:.3}", cost.calls),
+                format!("{:.0}", cost.wire_in),
+                format!("{:.0}", cost.wire_out),
+                format!("{:.1}", cost.redis_us),
+            ]);
+            results.push(json!({ "step": step, "due": name, "cost": cost }));
+        }
+    }
+    table(
+        &format!(
+            "A task of {} with a payload of 100 bytes, one pod and one executor in one process",
+            args.tasks
+        ),
+        &["", "allocations", "bytes", "cpu µs", "calls", "bytes to redis", "from it", "µs of redis"],
+        &rows,
+    );
+    report.add("cost", results.into());
     Ok(())
 }
 

@@ -60,7 +60,7 @@ struct Floor {
 /// No lower bound is known.
 const UNKNOWN: i64 = i64::MIN;
 /// An answer counts for this window and the next.
-const FLOOR_WINDOW_US: i64 = 1_000_000;
+const FLOOR_WINDOW_US: i64 = 250_000;
 /// How much two clocks may drift apart meanwhile: 100 µs a second, for the up to three windows that the
 /// older answers may be old.
 const FLOOR_DRIFT_US: i64 = 3 * FLOOR_WINDOW_US / 10_000;

@@ -93,6 +93,12 @@ impl Redis {
         Ok(calls.sum())
     }
 
+    /// Bytes that the server has received and sent so far.
+    pub fn wire(&mut self) -> Result<(f64, f64), Failure> {
+        let info = self.info("stats")?;
+        Ok((number(&info, "total_net_input_bytes")?, number(&info, "total_net_output_bytes")?))
+    }
+
     /// Entries of the slow log: commands that took 10 ms or more.
     pub fn slow(&mut self) -> Result<usize, Failure> {
         match self.control.ask(&["SLOWLOG", "LEN"])? {

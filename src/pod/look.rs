@@ -9,10 +9,10 @@ use crate::model::UnixMs;
 
 /// The last moment for a claim is this part of the look-ahead before the task is due; the rest is the period.
 const LEAD_PART: i64 = 3;
-/// A look-ahead below this is not worth its while: then nothing is claimed ahead for a second.
+/// A look-ahead below this is not worth its while: then nothing is claimed ahead for a while.
 const LEAST_MS: i64 = 9;
 /// How long a loop does without a look-ahead that turned out too far.
-const PAUSE_MS: i64 = 1_000;
+const PAUSE_MS: i64 = 200;
 
 /// What one claim loop has learned of how far it may look.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl LookAhead {
             }
             return due;
         }
-        self.now_ms = (self.now_ms + self.now_ms / 4).min(self.most_ms);
+        self.now_ms = (2 * self.now_ms).min(self.most_ms);
         let period = ahead_ms - ahead_ms / LEAD_PART;
         let latest = self.lead(due, ahead_ms);
         // At the last common moment before that, unless it has passed.
@@ -121,12 +121,12 @@ mod tests {
         now = now.plus(PAUSE_MS);
         assert_eq!(look.wake(now, now.plus(500), 0, false), now.plus(500));
         let mut again = Vec::new();
-        for _ in 0..10 {
+        for _ in 0..4 {
             let ahead = look.ahead_ms(200);
             again.push(ahead);
             now = look.wake(now, now.plus(ahead + 100), ahead, false);
         }
-        assert_eq!(again, [9, 11, 13, 16, 20, 25, 31, 38, 47, 58]);
+        assert_eq!(again, [9, 18, 36, 60]);
         assert_eq!(look.ahead_ms(200), 60);
         assert_eq!((look.ahead_ms(20), look.ahead_ms(0)), (20, 0), "executors may allow less");
     }
