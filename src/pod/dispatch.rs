@@ -109,12 +109,9 @@ pub(crate) struct Hold<'a> {
     pub normal: u32,
     pub default_quota: Quota,
     pub quotas: Vec<(u32, Quota)>,
-<<<<<<< HEAD
     /// How long before its time every executor may be given a task.
     pub ahead_ms: i64,
-=======
     pub frozen_plans: Arc<[PlanName]>,
->>>>>>> main
 }
 
 impl Drop for Hold<'_> {
@@ -280,23 +277,16 @@ impl Dispatcher {
                 normal: 0,
                 default_quota: Quota::Closed,
                 quotas: Vec::new(),
-<<<<<<< HEAD
                 ahead_ms: 0,
-=======
                 frozen_plans: Arc::clone(&inner.view.frozen_plans),
->>>>>>> main
             };
         }
         inner.starved |= any == 0 && inner.held > 0;
         inner.held += any;
         let (default_quota, quotas) = quotas(&inner);
-<<<<<<< HEAD
         let ahead_ms = inner.view.ahead_ms;
-        Hold { dispatcher: self, any, normal, default_quota, quotas, ahead_ms }
-=======
         let frozen_plans = Arc::clone(&inner.view.frozen_plans);
-        Hold { dispatcher: self, any, normal, default_quota, quotas, frozen_plans }
->>>>>>> main
+        Hold { dispatcher: self, any, normal, default_quota, quotas, ahead_ms, frozen_plans }
     }
 
     /// Routes claimed tasks and starts to send them.

@@ -102,11 +102,8 @@ impl Loop {
         self.claim.normal_limit = hold.normal;
         self.claim.default_quota = hold.default_quota;
         self.claim.quotas = std::mem::take(&mut hold.quotas);
-<<<<<<< HEAD
         self.claim.ahead_ms = self.look.ahead_ms(hold.ahead_ms);
-=======
         self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
->>>>>>> main
         self.claim.holders = self.shared.space.spread().holders;
         self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
         self.claim.again();
@@ -180,7 +177,6 @@ impl Loop {
             let not_after = claimed.now.plus(self.shared.settings.dispatch_ms);
             self.shared.dispatcher.deliver(&self.shared, claimed.tasks, claimed.now, not_after);
         }
-<<<<<<< HEAD
         // What was left although there was room for more than was asked for.
         let missed = claimed.next_due.is_some_and(|due| due <= claimed.now.plus(self.claim.ahead_ms));
         self.expected = if (claimed.backlog > 0 || missed) && !starved {
@@ -188,11 +184,9 @@ impl Loop {
         } else {
             EXPECTED_MIN.max(u32::try_from(count).unwrap_or(0).saturating_mul(2))
         };
-=======
         if claimed.again {
             return Next::Now;
         }
->>>>>>> main
         // Something ripe is left: come again at once if that may bring something, else when there is room.
         if claimed.backlog > 0 {
             return if limit > 0 && count > 0 { Next::Now } else { Next::Room };

@@ -96,13 +96,19 @@ impl View {
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
-<<<<<<< HEAD
         let ahead_ms = executors.iter().map(|executor| executor.record.ahead_ms).min().unwrap_or(0);
-        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze, queues, ahead_ms }
-=======
         let frozen_plans = freeze.plans().cloned().collect();
-        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze, frozen_plans, queues }
->>>>>>> main
+        Self {
+            pods: names,
+            busy_pods,
+            executors,
+            groups: by_group,
+            classes,
+            freeze,
+            frozen_plans,
+            queues,
+            ahead_ms,
+        }
     }
 
     /// Executors (places in `executors`) that serve a queue; nothing when its code is not known yet.
