@@ -42,6 +42,9 @@ const RECENT_MAX: usize = 16_384;
 const PREFETCH_MS: f64 = 20.0;
 /// Most tasks fetched ahead unless set otherwise: one batch.
 pub(super) const PREFETCH_MAX: u32 = limits::BATCH_MAX_ROWS as u32;
+/// Wishes to cancel are remembered for so long, and so many of them, in case they come before their tasks.
+const WISH_KEPT: Duration = Duration::from_secs(1);
+const WISHES_MAX: usize = 256;
 /// Weight of the latest run in the moving averages: the last ten or so count.
 const AVERAGE_WEIGHT: f64 = 0.1;
 /// Never: a time to act that does not come.
@@ -279,6 +282,8 @@ struct Inner {
     /// Entries of `early` that still count.
     early_live: [u32; 2],
     arrivals: u64,
+    /// Wishes to cancel that came before their tasks, oldest first.
+    wished: VecDeque<(Instant, TaskId)>,
     running: [u32; 2],
     load_ms: f64,
     run_ms: Option<f64>,
@@ -398,12 +403,14 @@ impl Hands {
                 continue;
             }
             let lease = task.spec.lease_ms.map_or(limits::LEASE_MS, i64::from);
+            let wished =
+                inner.wished.iter().any(|(at, id)| *id == task.execution.id && task.taken < *at + WISH_KEPT);
             let held = Held {
                 phase: Phase::Waiting,
                 started: false,
                 urgent: task.urgent,
                 early: task.start_at.is_some(),
-                cancelled: false,
+                cancelled: wished,
                 lease: crate::clock::ms(lease),
                 cost_ms: task.cost_ms(),
                 good_until: task.good_until,
@@ -544,8 +551,9 @@ impl Hands {
     /// it does. False: it does not run here.
     pub fn hurry(&self, id: TaskId, now: Instant) -> bool {
         let mut inner = self.inner.lock();
-        let mut found = false;
+        let (mut found, mut here) = (false, false);
         for (_, held) in inner.held.iter_mut().filter(|(execution, _)| execution.id == id) {
+            here = true;
             match held.phase {
                 Phase::Waiting => held.cancelled = true,
                 Phase::Running => {
@@ -554,6 +562,12 @@ impl Hands {
                 }
                 Phase::Done => {}
             }
+        }
+        if !here {
+            if inner.wished.len() >= WISHES_MAX {
+                inner.wished.pop_front();
+            }
+            inner.wished.push_back((now, id));
         }
         found
     }

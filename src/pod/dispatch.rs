@@ -37,6 +37,9 @@ const FRESH_FOR: Duration = Duration::from_millis(RESERVATION_MS as u64);
 const NOTE_AFTER: Duration = Duration::from_millis(250);
 /// Offers remembered until then; beyond it the oldest go without a note.
 const NOTES_MAX: usize = 50_000;
+/// Wishes to cancel are remembered for so long, and so many of them.
+const WISH_KEPT: Duration = Duration::from_secs(1);
+const WISHES_MAX: usize = 256;
 /// Times an offer is sent again to the same executor when its answer was lost.
 const OFFER_REPEATS_MAX: u32 = 5;
 
@@ -97,6 +100,8 @@ struct Inner {
     buckets: Vec<u16>,
     /// Offers accepted lately, oldest first.
     offered: VecDeque<(Instant, TaskId, Grant, Arc<str>)>,
+    /// Wishes to cancel of late, oldest first: what they are about may be on its way.
+    wished: VecDeque<(Instant, TaskId)>,
 }
 
 /// The executors of a class: their ids, and how they stand for ordinary and for urgent tasks.
@@ -506,6 +511,12 @@ impl Dispatcher {
                     inner.offered.pop_front();
                 }
                 for parcel in urgent.iter().chain(&normal) {
+                    if inner.wished.iter().any(|(_, wished)| *wished == parcel.id) {
+                        let (space, to, id) = (self.space.clone(), Arc::clone(&to), parcel.id);
+                        tokio::spawn(async move {
+                            let _ = member::tell_executor(&space, &to, format!("c{id}").as_bytes()).await;
+                        });
+                    }
                     inner.offered.push_back((at, parcel.id, parcel.grant, Arc::clone(&to)));
                 }
                 metrics.offered_tasks.increment(accepted);
@@ -618,7 +629,13 @@ impl Dispatcher {
     /// where it is. A hint: the flag of its grant is the truth.
     async fn pass_on_cancel(&self, id: TaskId) {
         let to = {
-            let inner = self.inner.lock();
+            let mut inner = self.inner.lock();
+            while inner.wished.len() >= WISHES_MAX
+                || inner.wished.front().is_some_and(|(at, _)| at.elapsed() > WISH_KEPT)
+            {
+                inner.wished.pop_front();
+            }
+            inner.wished.push_back((clock::mono(), id));
             inner.offered.iter().rev().find(|(_, offered, ..)| *offered == id).map(|(.., to)| Arc::clone(to))
         };
         if let Some(to) = to {
