@@ -596,7 +596,7 @@ impl Hands {
         let inner = &mut *guard;
         let mut back = Vec::new();
         for (key, task) in std::mem::take(&mut inner.early) {
-            if !frozen(&task.route.queue.name) {
+            if !frozen(&task.route.queue.name, task.spec.plan.as_ref().map(PlanName::as_str)) {
                 inner.early.insert(key, task);
             } else if inner.held.get(&task.execution).is_some_and(|held| held.early) {
                 inner.drop_waiting(&task.execution);
