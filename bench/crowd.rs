@@ -1,6 +1,6 @@
 //! What many executors and many idle buckets cost.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use minutehand::clock;
 use minutehand::model::Namespace;
@@ -98,7 +98,7 @@ pub async fn executors(redis: &mut Redis, executors: usize, seconds: u64) -> Res
             let mut took = Vec::new();
             tokio::time::sleep(Duration::from_millis(fastrand::u64(0..3_000))).await;
             while !stop.is_cancelled() {
-                let before = Instant::now();
+                let before = clock::mono();
                 member::beat_executor(&space, &record).await?;
                 took.push(before.elapsed().as_secs_f64() * 1_000.0);
                 let pause = tokio::time::sleep(Duration::from_millis(3_000));
