@@ -133,7 +133,10 @@ end
 if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
 
 -- 1. Leases that lapsed.
-local reaped, lapsed = 0, {}
+-- (Blocks keep the number of names below the 200 that Lua allows in a function.)
+local reaped = 0
+do
+local lapsed = {}
 local function lapse(id, r)
   if lapsed[id] then return end
   need_move()
@@ -216,6 +219,7 @@ if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
   end
   call('HSET', KEYS[1], 'scanat', now13, 'scan', piece[1])
 end
+end
 
 -- Tasks of frozen plans are set aside in `held:<plan>`, still pending; those of thawed ones come back to where their
 -- due time says, a stretch a visit.
@@ -251,7 +255,8 @@ if meta[11] and meta[12] ~= ARGV[plan_at] then
 end
 
 -- 2. What the agenda says is due: due sets, timers, keys whose window ended.
-local minute = floor(now / 60000)
+local minute, sets = floor(now / 60000), nil
+do
 local names = call('ZRANGE', agenda, '-inf', minute, 'BYSCORE', 'LIMIT', 0, SETS)
 if #names == SETS then
   local seen = {}
@@ -321,8 +326,9 @@ for _, name in ipairs(names) do
   elseif string.find(name, 'u', 1, true) then urgent[#urgent + 1] = name
   else normal[#normal + 1] = name end
 end
-local sets = urgent
+sets = urgent
 for _, name in ipairs(normal) do sets[#sets + 1] = name end
+end
 -- The look-ahead may reach into the next minute; its timers and keys wait until then.
 local till = now + tonumber(ARGV[27])
 if floor(till / 60000) > minute then
@@ -333,6 +339,7 @@ if floor(till / 60000) > minute then
 end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
+do
 local ten, olden = recent_ten(), {}
 for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
   if tonumber(t) > ten - 90 and safely(need, 'string', 'recent:' .. t) <= 53770 then break end
@@ -370,6 +377,7 @@ if bytes_over > 0 then
     call('HINCRBY', KEYS[1], 'evb', -freed)
     call('HSET', KEYS[1], 'evtrim', till)
   end
+end
 end
 
 -- 4. Candidates: the ripe heads of the due sets, urgent ones first. Their times are asked for only where
@@ -426,7 +434,7 @@ for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[
 -- Limits: purses that lanes share, and which lanes pay from which. Most claims have none.
 local no_retries, purses, rules, counted, tallies = ARGV[limits_at] == '1', {}, nil, {}, nil
 local function tier(lane) return digit(sub(lane, 4, 4)) % 8 end
-local function read_limits()
+if #ARGV > limits_at + 1 then
   local good = ARGV[limits_at + 1] == '' or now <= tonumber(ARGV[limits_at + 1])
   local groups, at, fields = ARGV[limits_at + 2], limits_at + 3, {}
   for i = 1, #groups, 3 do
@@ -463,7 +471,6 @@ local function read_limits()
     if kinds[p] == 'r' and purse.n < 0 then purse.n = 0 end
   end
 end
-if #ARGV > limits_at + 1 then read_limits() end
 -- What a lane pays from, if it is limited.
 local function paying(l)
   local by_tier = rules and rules[l.group]

@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-const RETRIES: u8 = 0b111_1110;
 const ALL: u8 = 0b111_1111;
 
 fn name(queue: &str) -> QueueName {
