@@ -91,7 +91,7 @@ end
 -- runs there and what was granted beyond that; whoever has waited longest comes first.
 local most, buckets = tonumber(arg()), number()
 if most then
-  local shares, mine, wants, total, hungry, parts = P .. 'shares', {}, {}, 0, 0, buckets
+  local shares, mine, wants, total, hungry, parts, starving = P .. 'shares', {}, {}, 0, 0, buckets, false
   for i = 1, buckets do
     mine[i] = { bucket = arg(), kept = number(), want = number() }
     mine[mine[i].bucket] = mine[i]
@@ -108,6 +108,7 @@ if most then
       if since > 0 and till >= now then
         wants[#wants + 1] = since
         hungry = hungry + 1
+        if share == 0 and now - since > 100 then starving = true end
       end
     end
   end
@@ -115,7 +116,9 @@ if most then
   for i = 1, buckets do
     local own = mine[i]
     if own.want > 0 then
-      if not own.since or own.since == 0 then own.since = now end
+      -- Who has something comes behind all that have nothing.
+      if own.kept > 0 or not own.since or own.since == 0 then own.since = now end
+      if own.kept == 0 and now - own.since > 100 then starving = true end
       wants[#wants + 1] = own.since
       asking[#asking + 1] = own
     else own.since = 0 end
@@ -146,7 +149,8 @@ if most then
     end
   end
   local fair = floor(most / (parts > 0 and parts or 1))
-  if fair < 1 then fair = 1 end
+  -- Where there is less than one for each, they take turns.
+  if fair < 1 then fair = starving and 0 or 1 end
   for i = 1, buckets do
     local own = mine[i]
     local share = own.kept + (own.grant or 0)
@@ -154,7 +158,7 @@ if most then
     if own.grant and own.grant > 0 then own.since = waits and now or 0 end
     if share > 0 or own.since > 0 then call('HSET', shares, own.bucket .. '/' .. pod, till13 .. format('%013.0f', own.since) .. format('%.0f', share))
     else call('HDEL', shares, own.bucket .. '/' .. pod) end
-    out[#out + 1] = (hungry > 0 and share > fair) and fair or share
+    out[#out + 1] = ((hungry > 0 or starving) and own.kept > 0 and share > fair) and fair or share
   end
   local unserved = hungry > 0
   for _, own in ipairs(asking) do unserved = unserved or own.want > own.grant end

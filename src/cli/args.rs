@@ -618,7 +618,7 @@ mod tests {
             "minutehand check",
             "minutehand config show --origin",
             "minutehand queue list --output json",
-            "minutehand queue set Q --rate 100/s --burst 20 --running 50 --backlog 100000",
+            "minutehand queue set Q --rate 100/s --burst 20 --running 50",
             "minutehand queue open Q --why x",
             "minutehand downstream set D --rate 5/m --breaker 50%:20:30s:fresh",
             "minutehand downstream reset D",

@@ -28,7 +28,7 @@ pub enum QueueCommand {
 Examples:
   minutehand queue set push --retries 5 --backoff exponential:1s:x2:10m --timeout 30s
   minutehand queue set push --lease auto --downstream apns
-  minutehand queue set push --rate 100/s --burst 20 --running 50 --backlog 100000
+  minutehand queue set push --rate 100/s --burst 20 --running 50
   minutehand queue set push --retry-window 5s=100 --retry-window 25s=200 --breaker 50%:20:30s
   minutehand queue set push --retries default")]
     Set(Box<QueueSet>),
@@ -168,9 +168,6 @@ pub struct QueueSet {
     /// Hold it at a time of the day: 'sun 02:00-04:00 Europe/Berlin'; may be given several times
     #[arg(long, value_name = "TIMES")]
     pub maintenance: Vec<String>,
-    /// Refuse submits while more of its tasks are pending
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub backlog: Option<String>,
     /// How much of it may be handed out
     #[command(flatten)]
     pub limits: LimitArgs,
@@ -217,7 +214,6 @@ impl QueueSet {
             }
         }
         let mut limits = settings.limits.take().unwrap_or_default();
-        change(&mut limits.backlog, self.backlog.as_ref(), |text| number("backlog", text))?;
         self.limits.apply(&mut limits)?;
         settings.limits = Some(limits).filter(|limits| !limits.is_empty());
         settings.check()
@@ -422,7 +418,6 @@ mod tests {
             ("--retry-window 5s", "retry_window"),
             ("--breaker 50", "breaker"),
             ("--maintenance never", "maintenance"),
-            ("--backlog x", "backlog"),
         ] {
             assert_eq!(set(wrong, &nothing), Err(field), "{wrong}");
         }

@@ -73,10 +73,6 @@ pub struct DownstreamSettings {
 impl DownstreamSettings {
     /// Checks every section.
     pub fn check(&self) -> Result<(), FieldError> {
-        if self.limits.backlog.is_some() {
-            let detail = "belongs to a queue; a downstream has none".to_owned();
-            return Err(FieldError::new("backlog", Reason::Unknown, detail));
-        }
         self.limits.check()
     }
 

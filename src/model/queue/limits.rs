@@ -1,4 +1,4 @@
-//! How much of a queue or downstream may be handed out: rate, running at once, backlog, retry windows, breaker.
+//! How much of a queue or downstream may be handed out: rate, running at once, retry windows, breaker.
 
 use super::super::field::{FieldError, Reason, shown};
 use super::super::slice::{UnixMs, parse_duration_ms, rfc3339};
@@ -16,9 +16,6 @@ pub struct LimitSettings {
     /// Tasks that run at the same time: claimed, offered or started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u32>,
-    /// Pending tasks, beyond which submits are refused. For queues only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub backlog: Option<u64>,
     /// Retries handed out in a time, by how often a task has failed: the shortest window counts for tasks that
     /// failed once, the next for those that failed twice, the last for all others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -231,11 +228,6 @@ impl LimitSettings {
         *self == Self::default()
     }
 
-    /// Whether anything here bears upon claims: all but the backlog.
-    pub fn at_claim(&self) -> bool {
-        !Self { backlog: None, ..self.clone() }.is_empty()
-    }
-
     /// Whether running tasks and outcomes are counted for it.
     pub fn counts(&self) -> bool {
         self.running.is_some() || self.breaker.is_some()
@@ -298,7 +290,7 @@ mod tests {
         let limits =
             LimitSettings { retry_windows: vec![window(5_000), window(25_000)], ..LimitSettings::default() };
         assert_eq!((limits.tiers_of(0), limits.tiers_of(1)), (1..=1, 2..=6));
-        assert!(limits.check().is_ok() && limits.at_claim() && !limits.counts());
+        assert!(limits.check().is_ok() && !limits.is_empty() && !limits.counts());
         let twice = LimitSettings { retry_windows: vec![window(5_000); 2], ..LimitSettings::default() };
         assert_eq!(twice.check().unwrap_err().field, "retry_window");
         let burst = |burst| Rate { count: 25, per_ms: 1_000, burst };

@@ -62,6 +62,6 @@ impl QueueTable {
             let settings = self.downstreams.get(name)?;
             Some((LimitOwner::Downstream(name.clone()), &settings.limits))
         });
-        own.into_iter().chain(shared).filter(|(_, limits)| limits.at_claim()).collect()
+        own.into_iter().chain(shared).filter(|(_, limits)| !limits.is_empty()).collect()
     }
 }
