@@ -20,6 +20,7 @@ mod serve;
 mod signal;
 mod status;
 mod submit;
+mod token;
 mod work;
 
 use crate::settings::{Loaded, Settings, Sources};
@@ -131,6 +132,8 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,
         Command::Events(command) => events::run(command, loaded, output).await,
+        Command::Token(command) => token::run(command, loaded, output).await,
+        Command::Notes(args) => token::notes(args, loaded, output).await,
         Command::Status(_) => status::run(loaded, output).await,
         Command::Check(_) => check::run(loaded, output).await,
         // Done before a runtime was started.

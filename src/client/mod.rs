@@ -2,14 +2,16 @@
 //!
 //! Every door (the CLI, HTTP, a program of yours) goes through [`Client`], so all of them check alike.
 
+mod access;
 mod dead;
 mod history;
 mod query;
 mod stream;
 mod submit;
 
-pub use dead::{DeadFilter, DeadView, Redriven};
-pub use history::{EventTail, Trace};
+pub use access::{NewToken, token_fits, token_hash};
+pub use dead::{DeadCursor, DeadFilter, DeadView, Redriven};
+pub use history::{EventPlace, EventTail, Trace};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, NewTask, SubmitError, Submitted};
@@ -74,7 +76,7 @@ pub enum ClientError {
 const FOLLOW_MAX: Duration = Duration::from_secs(4);
 
 /// What is frozen after a call, and who has heard of it.
-#[derive(Debug, Clone, serde::Serialize)]
+#[derive(Debug, Clone, serde::Serialize, utoipa::ToSchema)]
 pub struct Frost {
     /// What is frozen now.
     #[serde(flatten)]
@@ -174,6 +176,12 @@ impl Client {
             WishAnswer::Done => Ok(due),
             other => Err(wrong_state(id, other)),
         }
+    }
+
+    /// What is frozen.
+    pub async fn frozen(&self) -> Result<Freeze, ClientError> {
+        let space = self.space();
+        Ok(repeat(space, || queue::frozen(space)).await?)
     }
 
     /// Freezes a queue or everything, and waits until all live pods follow.

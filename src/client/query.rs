@@ -10,11 +10,13 @@ use serde::{Serialize, Serializer};
 use tokio::task::JoinSet;
 
 /// A task as people see it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct TaskView {
     /// Its id.
+    #[schema(value_type = String)]
     pub id: TaskId,
     /// Its state.
+    #[schema(value_type = String)]
     pub state: State,
     /// The state in everyday words: scheduled, ready, retrying, held, or how far a running one is.
     pub view: &'static str,
@@ -26,9 +28,11 @@ pub struct TaskView {
     pub labels: Vec<String>,
     /// Its priority.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "priority_text")]
+    #[schema(value_type = Option<String>)]
     pub priority: Option<Priority>,
     /// When it is due.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "time_text")]
+    #[schema(value_type = Option<String>)]
     pub due: Option<UnixMs>,
     /// Failed attempts so far.
     pub failures: u32,
@@ -52,6 +56,7 @@ pub struct TaskView {
     pub fence: Option<u32>,
     /// When its lease lapses.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "time_text")]
+    #[schema(value_type = Option<String>)]
     pub lease_until: Option<UnixMs>,
     /// Whether it was asked to stop.
     pub cancel_asked: bool,
@@ -63,6 +68,7 @@ pub struct TaskView {
     pub attempts: Vec<Attempt>,
     /// The payload, where it is still kept.
     #[serde(skip)]
+    #[schema(value_type = Option<String>)]
     pub payload: Option<bytes::Bytes>,
 }
 
@@ -81,7 +87,7 @@ fn priority_text<S: Serializer>(priority: &Option<Priority>, serializer: S) -> R
 }
 
 /// Tasks by state, summed over the buckets.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct Counts {
     /// Ever accepted.
     pub submitted: i64,
@@ -168,7 +174,7 @@ impl Counts {
 }
 
 /// Start − due of the last five minutes, in ms.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct LagStatus {
     /// Half of the starts were at most this late.
     pub p50: Option<i64>,
@@ -196,7 +202,7 @@ impl LagStatus {
 }
 
 /// One bucket.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct BucketStatus {
     /// Its number.
     pub bucket: u16,
@@ -208,11 +214,12 @@ pub struct BucketStatus {
     pub counts: Counts,
     /// When its next task is due.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "time_text")]
+    #[schema(value_type = Option<String>)]
     pub next_due: Option<UnixMs>,
 }
 
 /// The server.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct RedisStatus {
     /// Its version, of the oldest master.
     pub version: String,
@@ -227,16 +234,18 @@ pub struct RedisStatus {
 }
 
 /// How things stand.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct Status {
     /// The namespace.
     pub namespace: String,
     /// Redis's time of the answer.
     #[serde(serialize_with = "now_text")]
+    #[schema(value_type = String)]
     pub now: UnixMs,
     /// Tasks by state.
     pub counts: Counts,
     /// Which of the counts are approximate: the views of pending.
+    #[schema(value_type = Vec<String>)]
     pub approximate: [&'static str; 4],
     /// Start − due of the last five minutes.
     pub lag_ms: LagStatus,
@@ -287,6 +296,22 @@ impl Client {
         Ok(freeze)
     }
 
+    /// Live pods, by their ids.
+    pub async fn pods(&self) -> Result<Vec<PodRecord>, ClientError> {
+        let space = self.space();
+        let mut pods = repeat(space, || member::pods(space)).await?;
+        pods.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(pods)
+    }
+
+    /// Live executors, by their names.
+    pub async fn executors(&self) -> Result<Vec<ExecutorRecord>, ClientError> {
+        let space = self.space();
+        let mut executors = repeat(space, || member::executors(space)).await?;
+        executors.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
+        Ok(executors)
+    }
+
     /// How things stand.
     pub async fn status(&self) -> Result<Status, ClientError> {
         let space = self.space();
@@ -308,10 +333,7 @@ impl Client {
             });
         }
         let info = space.store().server_info().await?;
-        let mut executors = member::executors(space).await?;
-        executors.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
-        let mut pods = member::pods(space).await?;
-        pods.sort_by(|a, b| a.id.cmp(&b.id));
+        let (executors, pods) = (self.executors().await?, self.pods().await?);
         Ok(Status {
             namespace: space.namespace().to_string(),
             now,

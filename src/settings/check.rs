@@ -99,6 +99,16 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
         );
         return refuse("redis.connect_timeout", detail);
     }
+    if s.http.insecure && s.http.require_token {
+        return refuse("http.insecure", "http.require_token says the opposite".to_owned());
+    }
+    if s.http.tls_cert.as_os_str().is_empty() != s.http.tls_key.as_os_str().is_empty() {
+        let detail = "certificate and key are given together or not at all".to_owned();
+        return refuse(
+            if s.http.tls_cert.as_os_str().is_empty() { "http.tls_cert" } else { "http.tls_key" },
+            detail,
+        );
+    }
     Ok(warnings(s))
 }
 
@@ -135,9 +145,14 @@ fn warnings(s: &Settings) -> Vec<Warning> {
         "is below three calls' time-outs: a slow Redis makes running tasks lapse",
     );
     warn(
-        !s.pod.listen.ip().is_loopback(),
+        !s.pod.listen.ip().is_loopback() && s.http.insecure,
+        "http.insecure",
+        "whoever reaches pod.listen may do everything; put it behind something that asks who they are",
+    );
+    warn(
+        !s.pod.listen.ip().is_loopback() && !s.http.insecure && s.http.tls_cert.as_os_str().is_empty(),
         "pod.listen",
-        "answers other machines without asking who they are; put it behind something that does",
+        "answers other machines without TLS: tokens travel in the clear; set http.tls_cert, or put it behind a proxy",
     );
     out
 }

@@ -30,6 +30,8 @@ pub struct Settings {
     pub redis: RedisSettings,
     /// A scheduler instance.
     pub pod: PodSection,
+    /// The HTTP port of a pod.
+    pub http: HttpSection,
     /// A process that runs tasks.
     pub executor: ExecutorSection,
     /// What a task gets whose submitter says nothing else.
@@ -74,6 +76,20 @@ pub struct PodSection {
     pub poll: Span,
     /// Longest gathering of a busy claim loop.
     pub gather: Span,
+}
+
+/// The HTTP port of a pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpSection {
+    /// Whether a token is needed on a loopback address too.
+    pub require_token: bool,
+    /// Whether no token is needed on any address.
+    pub insecure: bool,
+    /// PEM file of the certificate; empty for no TLS.
+    pub tls_cert: PathBuf,
+    /// PEM file of its key.
+    pub tls_key: PathBuf,
 }
 
 /// A process that runs tasks.

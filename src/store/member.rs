@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub const RESERVATION_MS: i64 = 1_000;
 
 /// An executor as it reports itself.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
 pub struct ExecutorRecord {
     /// Instance id, unique, at most 32 bytes.
@@ -49,11 +49,12 @@ pub struct ExecutorRecord {
     /// Its clock's distance to Redis's, in µs.
     pub clock_offset_us: i64,
     /// Moving average of run times by queue, in ms.
+    #[schema(value_type = Vec<Vec<serde_json::Value>>)]
     pub averages: Vec<(String, f64)>,
 }
 
 /// A pod as it reports itself.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
 pub struct PodRecord {
     /// Instance id, unique, at most 32 bytes.

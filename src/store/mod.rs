@@ -20,6 +20,7 @@ mod space;
 mod subscribe;
 mod topology;
 
+pub mod access;
 pub mod check;
 pub mod dead;
 pub mod due;
