@@ -38,6 +38,7 @@
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:access` | `tokens` (HASH), `notes` (STREAM), `new` (channel) | tokens of the HTTP port, what operators did |
+//! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
@@ -233,6 +234,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
             | ("freeze", "frozen")
             | ("access", "tokens" | "notes")
             | ("pods" | "executors", "records" | "seen")
+            | ("queues", "records")
             | ("x", "slots" | "inbox" | "urgent")
     );
     match name {

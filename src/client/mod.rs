@@ -5,14 +5,18 @@
 mod access;
 mod dead;
 mod history;
+mod holds;
 mod query;
+mod queues;
 mod stream;
 mod submit;
 
 pub use access::{NewToken, token_fits, token_hash};
 pub use dead::{DeadCursor, DeadFilter, DeadView, Redriven};
 pub use history::{EventPlace, EventTail, Trace};
+pub use holds::{HeldQueue, Holds};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
+pub use queues::{QueueChange, QueueView};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, NewTask, SubmitError, Submitted};
 

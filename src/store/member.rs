@@ -75,6 +75,9 @@ pub struct PodRecord {
     pub busy: bool,
     /// The last change of what is frozen that it follows.
     pub freeze_epoch: u64,
+    /// The last change of what is set for queues that it follows.
+    #[serde(default)]
+    pub queues_epoch: u64,
 }
 
 fn registry(space: &Space, room: &str) -> Guard {

@@ -72,6 +72,7 @@ scripts! {
     TOKEN = "access.token" "allow-oom" [] "access/token";
     NOTE = "access.note" "allow-oom" [] "access/note";
     NOTES = "access.notes" "no-writes" [] "access/notes";
+    PUT = "queue.put" "allow-oom" [] "queue/put";
     LANE = "queue.lane" "" [] "queue/lane";
     SPREAD = "queue.spread" "allow-oom" [] "queue/spread";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
