@@ -16,6 +16,7 @@ mod events;
 mod freeze;
 pub mod health;
 mod new_task;
+mod queues;
 mod serve;
 mod status;
 mod tasks;
@@ -135,6 +136,8 @@ fn routes(api: &Api) -> (Router<Api>, OpenApi) {
     let look_up = OpenApiRouter::new().routes(routes!(tasks::get)).routes(routes!(tasks::trace));
     let read = OpenApiRouter::new()
         .routes(routes!(freeze::show))
+        .routes(routes!(queues::list))
+        .routes(routes!(queues::show))
         .routes(routes!(dead::list))
         .routes(routes!(dead::show))
         .routes(routes!(status::status))
@@ -145,6 +148,9 @@ fn routes(api: &Api) -> (Router<Api>, OpenApi) {
     let operate = OpenApiRouter::new()
         .routes(routes!(freeze::freeze))
         .routes(routes!(freeze::thaw))
+        .routes(routes!(queues::set))
+        .routes(routes!(queues::pause))
+        .routes(routes!(queues::resume))
         .routes(routes!(dead::redrive))
         .routes(routes!(dead::delete));
     let admin = OpenApiRouter::new()
