@@ -141,6 +141,16 @@ pub const HTTP_IDLE_MS: i64 = 30_000;
 pub const HTTP_BULKS_MAX: usize = 16;
 /// Streams of events that are open at a time in one pod: each asks every bucket at least once a second.
 pub const HTTP_STREAMS_MAX: usize = 64;
+/// Polls of workers that wait at a time in one pod.
+pub const HTTP_POLLS_MAX: usize = 1_024;
+/// Longest wait of a poll: below the time after which most proxies give up.
+pub const POLL_WAIT_MAX_MS: i64 = 30_000;
+/// How long outcomes that a worker reports are tried to be reported when Redis is away.
+pub const POLL_PATIENCE_MS: i64 = 5_000;
+/// Most queues that one polling worker names.
+pub const POLL_QUEUES_MAX: usize = 1_024;
+/// Workers that one pod remembers, so as to report them to Redis no more often than needed.
+pub const POLL_WORKERS_MAX: usize = 8_192;
 /// Most rows of one answer to a list, and most that one request touches by a filter.
 pub const HTTP_PAGE_MAX_ROWS: usize = 1_000;
 /// Most tokens of a namespace: every pod keeps all of them in memory.

@@ -96,6 +96,9 @@ pub enum Command {
     /// Tokens of the HTTP port: create, list, revoke
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Keys with which payloads are encrypted
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Tell what operators did: froze, redrove, made tokens
     Notes(NotesArgs),
     /// Show counts, lag, pods, executors and Redis
@@ -320,6 +323,21 @@ Examples:
     },
 }
 
+/// What to do with keys.
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Print a new key, a line for the file that crypto.keys_file names
+    #[command(after_help = "\
+Examples:
+  minutehand key new >keys && chmod 600 keys
+  MINUTEHAND__CRYPTO__KEYS_FILE=keys minutehand submit --queue mail --payload secret")]
+    New {
+        /// Its name, at most 16 characters [default: one from today's date]
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+    },
+}
+
 /// Options of `notes`.
 #[derive(Debug, Args)]
 pub struct NotesArgs {
@@ -395,6 +413,9 @@ pub struct WorkArgs {
     /// File in which begun and unreported work outlives a crash; one for each executor
     #[arg(long, value_name = "FILE")]
     pub journal: Option<String>,
+    /// Answer HTTP there: /metrics and /healthz, such as 127.0.0.1:8701
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
 }
 
 /// When a task is due.
@@ -616,7 +637,8 @@ impl Command {
         let flag = |name, key, value: Option<String>| value.map(|value| Flag { name, key, value });
         match self {
             Self::Dev(DevArgs { port, .. }) | Self::Serve(ServeArgs { port }) => port.flags(),
-            Self::Work(WorkArgs { slots, journal, .. }) => [
+            Self::Work(WorkArgs { slots, journal, listen, .. }) => [
+                flag("--listen", "executor.listen", listen.clone()),
                 flag("--slots", "executor.slots", slots.map(|n| n.to_string())),
                 flag("--journal", "executor.journal", journal.clone()),
             ]

@@ -14,6 +14,7 @@ mod freeze;
 mod get;
 pub mod import;
 pub mod input;
+mod key;
 pub mod queue;
 pub mod render;
 mod reschedule;
@@ -90,6 +91,7 @@ fn start(cli: Cli) -> Result<Exit, CliError> {
     }
     let output = cli.global.output;
     match &cli.command {
+        Command::Key(command) => key::run(command, output),
         Command::Config(command) => {
             config::run(command, &loaded, output);
             Ok(Exit::Ok)
@@ -139,7 +141,7 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Status(_) => status::run(loaded, output).await,
         Command::Check(_) => check::run(loaded, output).await,
         // Done before a runtime was started.
-        Command::Config(_) | Command::Completions { .. } => Ok(Exit::Ok),
+        Command::Config(_) | Command::Key(_) | Command::Completions { .. } => Ok(Exit::Ok),
     }
 }
 

@@ -93,7 +93,8 @@ impl Served {
         let ended = CancellationToken::new();
         let ops = Ops { metrics: self.metrics.clone(), ready: Some(self.pod.ready()) };
         let template = super::connect::task(settings, QueueName::new("any")?)?;
-        let api = Api::new(self.client, template, self.door, ended.clone());
+        let api = Api::new(self.client, template, self.door, ended.clone())
+            .poll_wait(settings.http.poll_wait.duration());
         let web =
             tokio::spawn(http::serve(self.listener, http::router(ops, Some(api)), self.tls, ended.clone()));
         let upkeep = self.metrics.map(|handle| {

@@ -41,7 +41,7 @@ pub fn token_fits(namespace: &Namespace, token: &TokenText, record: Option<&Toke
     record.is_some() & bool::from(hash.as_bytes().ct_eq(kept.as_bytes()))
 }
 
-fn random(bytes: &mut [u8]) -> Result<(), ClientError> {
+pub(super) fn random(bytes: &mut [u8]) -> Result<(), ClientError> {
     SystemRandom::new().fill(bytes).map_err(|_| {
         ClientError::Store(StoreError::Script {
             name: "access.token",

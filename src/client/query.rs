@@ -2,7 +2,7 @@
 
 use super::holds::{HeldQueue, Holds};
 use super::{Client, ClientError, repeat};
-use crate::model::{Bucket, Labels, LaneCode, Phase, Priority, Spec, State, TaskId, UnixMs};
+use crate::model::{Bucket, Labels, LaneCode, Phase, Priority, QueueName, Spec, State, TaskId, UnixMs};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Frozen;
 use crate::store::read::{self, Attempt, BucketCounts, Found, Lags};
@@ -70,6 +70,9 @@ pub struct TaskView {
     /// Failed attempts, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<Attempt>,
+    /// Name of the key that the payload is sealed with, where it could not be opened here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<String>,
     /// The payload, where it is still kept.
     #[serde(skip)]
     #[schema(value_type = Option<String>)]
@@ -276,9 +279,21 @@ impl Client {
     pub async fn get(&self, id: TaskId) -> Result<Option<TaskView>, ClientError> {
         let space = self.space();
         match repeat(space, || read::get(space, id)).await? {
-            Some(found) => Ok(Some(view(space, id, found).await?)),
+            Some(found) => Ok(Some(self.opened(view(space, id, found).await?))),
             None => Ok(None),
         }
+    }
+
+    /// A task with its payload as its submitter gave it, if the key is here.
+    fn opened(&self, mut view: TaskView) -> TaskView {
+        if let (Some(keys), Some(name), Some(payload), Some(queue)) =
+            (&self.keys, &view.sealed, &view.payload, &view.queue)
+            && let Ok(queue) = QueueName::new(queue)
+            && let Ok(opened) = keys.open(self.space().namespace(), &queue, name, payload)
+        {
+            (view.payload, view.sealed) = (Some(opened), None);
+        }
+        view
     }
 
     /// Tasks by state, and the lags: the cheap part of [`Self::status`].
@@ -437,6 +452,7 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         cancel_asked: found.run.as_ref().is_some_and(|run| run.cancel),
         reason: found.dead.map(|(reason, _)| reason),
         attempts: found.attempts,
+        sealed: spec.as_ref().and_then(|spec| spec.extras.sealed.clone()),
         payload: spec.map(|spec| spec.payload),
     })
 }

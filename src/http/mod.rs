@@ -16,6 +16,7 @@ mod events;
 mod freeze;
 pub mod health;
 mod new_task;
+mod poll;
 mod queues;
 mod serve;
 mod status;
@@ -32,7 +33,7 @@ pub use tls::{TlsError, acceptor};
 use crate::client::{Client, NewTask};
 use crate::model::access::Role;
 use crate::pod::ready::Readiness;
-use crate::{clock, limits};
+use crate::{clock, executor, limits};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -41,6 +42,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use metrics_exporter_prometheus::PrometheusHandle;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -70,6 +72,8 @@ pub struct Api {
     pub(crate) template: Arc<NewTask>,
     /// Ends what waits or streams.
     pub(crate) shutdown: CancellationToken,
+    pub(crate) door: executor::door::Door,
+    pub(crate) poll_wait: Duration,
     keeper: Arc<access::Keeper>,
     rooms: Arc<Rooms>,
 }
@@ -78,6 +82,7 @@ pub struct Api {
 struct Rooms {
     bulk: Arc<Semaphore>,
     streams: Arc<Semaphore>,
+    polls: Semaphore,
     check: Semaphore,
 }
 
@@ -88,13 +93,31 @@ impl Api {
         let rooms = Rooms {
             bulk: Arc::new(Semaphore::new(limits::HTTP_BULKS_MAX)),
             streams: Arc::new(Semaphore::new(limits::HTTP_STREAMS_MAX)),
+            polls: Semaphore::new(limits::HTTP_POLLS_MAX),
             check: Semaphore::new(1),
         };
         let keeper = Arc::new(access::Keeper::new(door));
         if door == Door::Tokens {
             tokio::spawn(Arc::clone(&keeper).keep(client.clone(), shutdown.clone()));
         }
-        Self { client, template: Arc::new(template), shutdown, keeper, rooms: Arc::new(rooms) }
+        let door = executor::door::Door::new(client.space().clone(), shutdown.clone());
+        let poll_wait = clock::ms(limits::POLL_WAIT_MAX_MS);
+        Self {
+            client,
+            template: Arc::new(template),
+            shutdown,
+            door,
+            poll_wait,
+            keeper,
+            rooms: Arc::new(rooms),
+        }
+    }
+
+    /// The same with a bound on how long polls wait; wishes for more are cut to it.
+    #[must_use]
+    pub fn poll_wait(mut self, most: Duration) -> Self {
+        self.poll_wait = most;
+        self
     }
 }
 
@@ -159,11 +182,18 @@ fn routes(api: &Api) -> (Router<Api>, OpenApi) {
         .routes(routes!(tokens::revoke))
         .routes(routes!(tokens::notes));
     // What takes its time has bounds of its own.
+    let work = OpenApiRouter::new()
+        .routes(routes!(poll::acks))
+        .routes(routes!(poll::renew))
+        .routes(routes!(poll::leave));
+    let wait = OpenApiRouter::new().routes(routes!(poll::poll));
     let bulk = OpenApiRouter::new().routes(routes!(bulk::bulk));
     let follow = OpenApiRouter::new().routes(routes!(events::follow)).routes(routes!(status::check_all));
     OpenApiRouter::new()
         .merge(group(&[Role::Submit], quick(submit)))
         .merge(group(&[Role::Submit], bulk))
+        .merge(group(&[Role::Work], quick(work)))
+        .merge(group(&[Role::Work], wait))
         .merge(group(&[Role::Read, Role::Submit], quick(look_up)))
         .merge(group(&[Role::Read], quick(read)))
         .merge(group(&[Role::Read], follow))
@@ -233,7 +263,6 @@ async fn metrics(State(ops): State<Ops>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 

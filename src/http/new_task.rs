@@ -4,6 +4,8 @@ use super::error::Problem;
 use super::wire::{Payload, payload};
 use crate::client::{Due, NewTask};
 use crate::limits;
+use crate::model::lane::check_name;
+use crate::model::seal::NAME_MAX_BYTES;
 use crate::model::{FieldError, Key, Labels, QueueName, Reason, UnixMs};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -94,6 +96,10 @@ pub(super) struct TaskBody {
     /// Key for consistent routing.
     #[serde(default)]
     routing_key: Option<String>,
+    /// Name of the key that the payload was encrypted with by whoever sends it; executors with that key decrypt it.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 16)]
+    sealed: Option<String>,
     /// W3C trace context; the header traceparent does the same.
     #[serde(default)]
     pub traceparent: Option<String>,
@@ -178,6 +184,10 @@ impl TaskBody {
             let detail = format!("longer than {TRACEPARENT_MAX_BYTES} bytes");
             return Err(FieldError::new("traceparent", Reason::TooLong, detail).into());
         }
+        if let Some(name) = &self.sealed {
+            check_name("sealed", name, NAME_MAX_BYTES)?;
+        }
+        task.extras.sealed = self.sealed;
         task.extras.traceparent = self.traceparent;
         if let Some(payload) = payload(self.payload, self.payload_base64.as_deref())? {
             task.payload = payload;

@@ -204,7 +204,7 @@ pub(super) fn decode<T: DeserializeOwned>(format: Format, bytes: &[u8]) -> Resul
 fn misread(path: String, said: &str, data: bool) -> Problem {
     let said = said.split(" at line ").next().unwrap_or(said);
     let quoted = said.split('`').nth(1).unwrap_or_default().to_owned();
-    let inside = (path != "." && !path.is_empty()).then_some(path);
+    let inside = (!matches!(path.as_str(), "." | "?" | "")).then_some(path);
     if said.starts_with("missing field") {
         let field = inside.map_or(quoted.clone(), |path| format!("{path}.{quoted}"));
         return Problem::field(field, Reason::Missing, "this field must be given");

@@ -16,6 +16,7 @@ pub mod queue;
 pub mod replay;
 pub mod retry;
 pub mod route;
+pub mod seal;
 pub mod share;
 pub mod slice;
 pub mod spec;

@@ -83,6 +83,11 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     span("defaults.timeout", s.defaults.timeout, 0, i64::from(u32::MAX))?;
     span("defaults.start_within", s.defaults.start_within, 0, limits::DUE_AHEAD_MAX_MS)?;
     span("defaults.expire_after", s.defaults.expire_after, 0, limits::DUE_AHEAD_MAX_MS)?;
+    if !s.executor.listen.is_empty() && s.executor.listen.parse::<std::net::SocketAddr>().is_err() {
+        let detail = format!("{} is no address such as 127.0.0.1:8701", s.executor.listen);
+        return refuse("executor.listen", detail);
+    }
+    span("http.poll_wait", s.http.poll_wait, 0, limits::POLL_WAIT_MAX_MS)?;
     span("metrics.upkeep", s.metrics.upkeep, 1_000, 5_000)?;
 
     if s.pod.poll >= s.pod.lock {

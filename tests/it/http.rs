@@ -1,6 +1,6 @@
 //! The HTTP port, asked by a real client over a real socket.
 
-use minutehand::client::{Client, NewTask};
+use minutehand::client::{Client, NewTask, NewToken};
 use minutehand::executor::{Executor, HandlerError};
 use minutehand::http::{Api, Door as Access, Ops, router, serve};
 use minutehand::model::{Namespace, QueueName};
@@ -96,7 +96,7 @@ async fn a_task_is_submitted_seen_moved_and_cancelled() {
 
     let (status, moved) =
         door.post(&format!("/v1/tasks/{id}/reschedule"), json!({"at": "2030-01-01T00:00:00Z"})).await;
-    assert_eq!((status, moved["due"].as_str().unwrap()), (200, "2030-01-01T00:00:00Z"));
+    assert_eq!((status, moved["due"].as_str().unwrap()), (200, "2030-01-01T00:00:00.000Z"));
     let (status, moved) = door.post(&format!("/v1/tasks/{id}/reprioritize"), json!({"priority": "P0"})).await;
     assert_eq!((status, moved["priority"].as_str().unwrap()), (200, "P0"));
     let (status, ended) = door.post(&format!("/v1/tasks/{id}/cancel"), json!({"cause": "no more"})).await;
@@ -439,4 +439,290 @@ async fn a_freeze_is_seen_and_thawed() {
     );
     let (status, frost) = door.post("/v1/thaw", json!({"queue": "q"})).await;
     assert_eq!((status, &frost["frozen"]), (200, &json!([])));
+}
+
+#[tokio::test]
+async fn tokens_let_in_whom_they_are_for() {
+    let door = Door::with(Access::Tokens).await;
+    let client = Client::new(door.space.clone());
+    let token = async |name: &str, role: &str, queues: &[&str], expires_after_ms: Option<i64>| {
+        let new = NewToken {
+            name: name.to_owned(),
+            roles: vec![role.parse().unwrap()],
+            queues: queues.iter().map(|queue| queue.parse().unwrap()).collect(),
+            expires_after_ms,
+        };
+        let (token, record) = client.token_create(new, "test").await.unwrap();
+        (token.to_string(), record.id)
+    };
+    let (submit, submit_id) = token("s", "submit", &["mail", "push.*"], None).await;
+    let (read, _) = token("r", "read", &[], None).await;
+    let (operate, _) = token("o", "operate", &[], None).await;
+    let (admin, _) = token("a", "admin", &[], None).await;
+    let (short, _) = token("x", "read", &[], Some(1)).await;
+    let ask = async |method: Method, path: &str, token: &str, body: &str| {
+        let request = door.ask(method, path).header("content-type", "application/json");
+        told(request.bearer_auth(token).body(body.to_owned()).send().await.unwrap()).await
+    };
+    // The port hears of new tokens by itself.
+    let heard = tokio::time::timeout(Duration::from_secs(20), async {
+        while ask(Method::GET, "/v1/tokens", &admin, "").await.0 != 200 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    heard.await.unwrap();
+
+    let nobody = door.ask(Method::GET, "/v1/status").send().await.unwrap();
+    assert_eq!(
+        (nobody.status().as_u16(), &nobody.headers()["www-authenticate"]),
+        (401, &"Bearer realm=\"minutehand\"".parse().unwrap())
+    );
+    for (method, path, body, by_submit, by_read, by_operate) in [
+        (Method::POST, "/v1/tasks", r#"{"queue":"mail","in_ms":60000}"#, 201, 403, 201),
+        (Method::POST, "/v1/tasks", r#"{"queue":"push.sms","in_ms":60000}"#, 201, 403, 201),
+        (Method::POST, "/v1/tasks", r#"{"queue":"other","in_ms":60000}"#, 403, 403, 201),
+        (Method::GET, "/v1/status", "", 403, 200, 200),
+        (Method::GET, "/v1/events?once=true", "", 403, 200, 200),
+        (Method::GET, "/v1/dead", "", 403, 200, 200),
+        (Method::POST, "/v1/thaw", r#"{"queue":"mail"}"#, 403, 403, 200),
+        (Method::POST, "/v1/acks", r#"{"worker":"w","acks":[]}"#, 403, 403, 403),
+        (Method::GET, "/v1/tokens", "", 403, 403, 403),
+    ] {
+        for (token, status) in [(&submit, by_submit), (&read, by_read), (&operate, by_operate)] {
+            assert_eq!(ask(method.clone(), path, token, body).await.0, status, "{method} {path} {body}");
+        }
+    }
+    // A bulk row of another queue is refused by itself.
+    let rows = "{\"queue\":\"mail\"}\n{\"queue\":\"other\"}";
+    let bulk = door.ask(Method::POST, "/v1/tasks:bulk").header("content-type", "application/x-ndjson");
+    let text = bulk.bearer_auth(&submit).body(rows).send().await.unwrap().text().await.unwrap();
+    assert!(text.contains("\"created\":true") && text.contains("\"code\":\"forbidden\""), "{text}");
+
+    assert_eq!(problem(&ask(Method::GET, "/v1/status", &short, "").await), (401, "unauthorized", ""));
+    let wrong = format!("{}x", &read[..read.len() - 1]);
+    assert_eq!(ask(Method::GET, "/v1/status", &wrong, "").await.0, if wrong == read { 200 } else { 401 });
+
+    // What operators did is written down, and who they are.
+    let (status, notes) = ask(Method::GET, "/v1/notes", &admin, "").await;
+    let notes: Vec<String> = notes["notes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|n| format!("{} {}", n["who"].as_str().unwrap(), n["action"].as_str().unwrap()))
+        .collect();
+    assert_eq!(status, 200);
+    assert_eq!(notes[0], "token:o POST /v1/thaw");
+    assert_eq!(notes.iter().filter(|note| note.ends_with("token.create")).count(), 5);
+
+    // No secret is in Redis.
+    let key: bytes::Bytes = format!("{{{}:access}}:tokens", door.space.namespace()).into();
+    let at = minutehand::store::At::Key(&key);
+    let kept =
+        door.space.store().command("HVALS", at, vec![key.clone()]).await.unwrap().array("HVALS").unwrap();
+    let kept: Vec<u8> = kept.into_iter().flat_map(|value| value.bytes("HVALS").unwrap()).collect();
+    assert!(kept.windows(submit_id.len()).any(|part| part == submit_id.as_bytes()));
+    for token in [&submit, &read, &operate, &admin] {
+        let secret = &token.as_bytes()[14..];
+        assert!(!kept.windows(secret.len()).any(|part| part == secret), "a secret is kept");
+    }
+
+    // A revoked token is soon worthless.
+    assert_eq!(ask(Method::DELETE, &format!("/v1/tokens/{submit_id}"), &admin, "").await.0, 200);
+    let heard = tokio::time::timeout(Duration::from_secs(20), async {
+        while ask(Method::POST, "/v1/tasks", &submit, r#"{"queue":"mail"}"#).await.0 != 401 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    heard.await.unwrap();
+}
+
+#[tokio::test]
+async fn failed_logins_are_limited_and_good_ones_are_not() {
+    let door = Door::with(Access::Tokens).await;
+    let bad = format!("mh_{}_{}", "a".repeat(10), "b".repeat(43));
+    let mut seen = Vec::new();
+    for _ in 0..12 {
+        let answer = door.ask(Method::GET, "/v1/status").bearer_auth(&bad).send().await.unwrap();
+        seen.push(answer.status().as_u16());
+    }
+    assert_eq!(seen, [[401; 10].to_vec(), [429; 2].to_vec()].concat());
+    let answer = door.ask(Method::GET, "/v1/status").bearer_auth(&bad).send().await.unwrap();
+    assert_eq!(answer.headers()["retry-after"], "60");
+}
+
+#[tokio::test]
+async fn pages_of_other_sites_do_nothing_on_an_open_port() {
+    let door = Door::open().await;
+    let request = door.ask(Method::POST, "/v1/thaw").header("content-type", "application/json");
+    let answer =
+        request.header("origin", "http://evil.example").body(r#"{"all":true}"#).send().await.unwrap();
+    assert_eq!(problem(&told(answer).await), (403, "forbidden", ""));
+    let answer = door.ask(Method::GET, "/v1/status").header("host", "evil.example").send().await.unwrap();
+    assert_eq!(answer.status().as_u16(), 403);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_polls_runs_and_reports() {
+    let door = Door::open().await;
+    let stop = CancellationToken::new();
+    let _end = stop.clone().drop_guard();
+    let pod = tokio::spawn(Pod::new(door.space.clone(), PodSettings::default()).run(stop.clone()));
+    let poll = async |more: Value| {
+        let mut body = json!({"worker": "w1", "queues": ["q", "r"], "slots": 8, "wait_ms": 20_000});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, answer) = door.post("/v1/poll", body).await;
+        assert_eq!(status, 200, "{answer}");
+        answer
+    };
+    // Nothing is there: the wait ends without a task.
+    assert_eq!(poll(json!({"wait_ms": 0})).await["tasks"], json!([]));
+    let (_, executors) = door.get("/v1/executors").await;
+    let seen = &executors["executors"][0];
+    assert_eq!(
+        (&seen["id"], &seen["slots"], &seen["queues"]),
+        (&json!("poll.w1"), &json!(8), &json!(["q", "r"]))
+    );
+
+    // A poll that waits is answered as soon as something comes.
+    let waiting = async {
+        let answer = poll(json!({})).await;
+        answer["tasks"].as_array().unwrap().clone()
+    };
+    let submitting = async {
+        door.submit(
+            json!({"queue": "q", "payload": "hello", "key": "k", "traceparent": "00-1-2-01", "retries": 1}),
+        )
+        .await
+    };
+    let (tasks, id) = tokio::join!(waiting, submitting);
+    let task = &tasks[0];
+    assert_eq!(
+        (tasks.len(), &task["id"], &task["attempt"], &task["key"]),
+        (1, &json!(id), &json!(1), &json!("k"))
+    );
+    assert_eq!((&task["payload_base64"], &task["traceparent"]), (&json!("aGVsbG8="), &json!("00-1-2-01")));
+    let (_, shown) = door.get(&format!("/v1/tasks/{id}")).await;
+    assert_eq!((&shown["view"], &shown["holder"]), (&json!("started"), &json!("poll.w1")));
+
+    // It is renewed, and hears of a wish to stop.
+    let execution = task["execution_id"].as_str().unwrap().to_owned();
+    let renew = json!({"worker": "w1", "executions": [{"execution_id": execution, "lease_ms": 60_000}]});
+    let (_, held) = door.post("/v1/renew", renew.clone()).await;
+    assert_eq!(
+        (&held["executions"][0]["state"], &held["executions"][0]["cancel"]),
+        (&json!("held"), &json!(false))
+    );
+
+    // It fails, is tried again under another name, and succeeds; the outcome comes along with a poll.
+    let ack = |execution: &str, outcome: &str| json!({"execution_id": execution, "outcome": outcome, "error": "boom", "took_ms": 3, "lag_ms": 1});
+    let mut failed = ack(&execution, "retry_after");
+    failed["retry_after_ms"] = json!(0);
+    let (_, answer) = door.post("/v1/acks", json!({"worker": "w1", "acks": [failed]})).await;
+    assert_eq!(answer["acks"][0]["state"], json!("retrying"));
+    let (_, stale) = door.post("/v1/renew", renew).await;
+    assert_eq!(stale["executions"][0]["state"], json!("stale"));
+    let answer = poll(json!({})).await;
+    let second = answer["tasks"][0]["execution_id"].as_str().unwrap().to_owned();
+    assert_ne!(second, execution);
+    let (_, late) =
+        door.post("/v1/acks", json!({"worker": "w1", "acks": [ack(&execution, "succeeded")]})).await;
+    assert_eq!(late["acks"][0]["state"], json!("stale"));
+    let answer = poll(json!({"wait_ms": 0, "acks": [ack(&second, "succeeded")]})).await;
+    assert_eq!(answer["acks"][0]["state"], json!("succeeded"));
+    let (_, again) = door
+        .post("/v1/acks", json!({"worker": "w1", "again": true, "acks": [ack(&second, "succeeded")]}))
+        .await;
+    assert_eq!(again["acks"][0]["state"], json!("known"));
+
+    // Many at once, never more than the slots; what is given back comes again, uncounted.
+    for n in 0..20 {
+        door.submit(json!({"queue": "r", "payload": n.to_string()})).await;
+    }
+    let (mut done, mut held, mut gave_back) = (std::collections::BTreeSet::new(), Vec::<Value>::new(), false);
+    while done.len() < 20 {
+        let acks: Vec<Value> =
+            held.iter().map(|task| ack(task["execution_id"].as_str().unwrap(), "succeeded")).collect();
+        let answer = poll(json!({"acks": acks})).await;
+        for (task, ack) in held.iter().zip(answer["acks"].as_array().unwrap_or(&Vec::new())) {
+            assert_eq!(ack["state"], json!("succeeded"));
+            assert!(done.insert(task["id"].as_str().unwrap().to_owned()));
+        }
+        held = answer["tasks"].as_array().unwrap().clone();
+        assert!(held.len() <= 8);
+        if !gave_back && let Some(task) = held.pop() {
+            gave_back = true;
+            let back = ack(task["execution_id"].as_str().unwrap(), "handed_back");
+            let (_, answer) = door.post("/v1/acks", json!({"worker": "w1", "acks": [back]})).await;
+            assert_eq!(answer["acks"][0]["state"], json!("handed_back"));
+        }
+        if done.len() + held.len() == 20 {
+            let acks: Vec<Value> =
+                held.iter().map(|task| ack(task["execution_id"].as_str().unwrap(), "succeeded")).collect();
+            door.post("/v1/acks", json!({"worker": "w1", "acks": acks})).await;
+            done.extend(held.drain(..).map(|task| task["id"].as_str().unwrap().to_owned()));
+        }
+    }
+    // A cancelled task's worker is told, and it ends as cancelled.
+    let id = door.submit(json!({"queue": "q"})).await;
+    let answer = poll(json!({})).await;
+    let execution = answer["tasks"][0]["execution_id"].as_str().unwrap().to_owned();
+    let (_, asked) = door.post(&format!("/v1/tasks/{id}/cancel"), json!({})).await;
+    assert_eq!((&asked["state"], &asked["holder"]), (&json!("asked"), &json!("poll.w1")));
+    let (_, told) =
+        door.post("/v1/renew", json!({"worker": "w1", "executions": [{"execution_id": execution}]})).await;
+    assert_eq!(told["executions"][0]["cancel"], json!(true));
+    let (_, answer) =
+        door.post("/v1/acks", json!({"worker": "w1", "acks": [ack(&execution, "cancelled")]})).await;
+    assert_eq!(answer["acks"][0]["state"], json!("cancelled"));
+
+    let (status, _) = self::told(door.ask(Method::DELETE, "/v1/workers/w1").send().await.unwrap()).await;
+    assert_eq!(status, 200);
+    let (_, executors) = door.get("/v1/executors").await;
+    assert_eq!(executors["executors"], json!([]));
+    let (_, status) = door.get("/v1/status").await;
+    let counts =
+        ["succeeded", "cancelled", "pending", "running"].map(|name| status["counts"][name].as_i64().unwrap());
+    assert_eq!(counts, [21, 1, 0, 0]);
+    for (body, field) in [
+        (json!({"worker": "a b", "slots": 1}), "worker"),
+        (json!({"worker": "w", "slots": 0}), "slots"),
+        (json!({"worker": "w", "slots": 1, "wait_ms": 30_001}), "wait_ms"),
+        (json!({"worker": "w"}), "slots"),
+        (
+            json!({"worker": "w", "slots": 1, "acks": [{"execution_id": "x", "outcome": "succeeded"}]}),
+            "execution_id",
+        ),
+    ] {
+        let answer = door.post("/v1/poll", body).await;
+        assert_eq!((answer.0, answer.1["field"].as_str().unwrap()), (422, field));
+    }
+    stop.cancel();
+    pod.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_vanished_worker_was_to_get_comes_back_uncounted() {
+    let door = Door::open().await;
+    let stop = CancellationToken::new();
+    let _end = stop.clone().drop_guard();
+    let pod = tokio::spawn(Pod::new(door.space.clone(), PodSettings::default()).run(stop.clone()));
+    // A poll that is given up while it waits takes nothing with it.
+    let body = json!({"worker": "gone", "queues": ["q"], "slots": 1, "wait_ms": 30_000}).to_string();
+    let request = door.ask(Method::POST, "/v1/poll").header("content-type", "application/json").body(body);
+    let _ = tokio::time::timeout(Duration::from_millis(300), request.send()).await;
+    let id = door.submit(json!({"queue": "q"})).await;
+    let waited = tokio::time::timeout(Duration::from_secs(30), async {
+        loop {
+            let (_, answer) = door
+                .post("/v1/poll", json!({"worker": "here", "queues": ["q"], "slots": 1, "wait_ms": 1_000}))
+                .await;
+            if let Some(task) = answer["tasks"].get(0) {
+                return task.clone();
+            }
+        }
+    });
+    let task = waited.await.unwrap();
+    assert_eq!((&task["id"], &task["attempt"]), (&json!(id), &json!(1)));
+    stop.cancel();
+    pod.await.unwrap().unwrap();
 }

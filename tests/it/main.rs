@@ -1,5 +1,6 @@
 //! Tests against real servers that they start themselves: one binary, a file beside each file of `store/`, and the doors above it.
 
+mod acl;
 mod check;
 mod cli;
 mod connect;
@@ -15,7 +16,9 @@ mod journal;
 mod model;
 mod pair;
 mod pod;
+mod python;
 mod queue;
 mod read;
 mod run;
+mod seal;
 mod timeouts;
