@@ -22,8 +22,9 @@ demo:
 	@$(CARGO) build --bin minutehand
 	@$(WITH_SERVER) $(CARGO) run --quiet -- demo
 
+# Tests that need Python say so and are left out where there is none.
 test:
-	@$(WITH_SERVER) if $(CARGO) nextest --version >/dev/null 2>&1; then \
+	@$(WITH_SERVER) scripts/get-python >/dev/null || true; if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		$(CARGO) test --quiet --features testing --doc && \
 		$(CARGO) nextest run --features testing $(TEST); \
 	else \

@@ -78,7 +78,7 @@ pub enum Command {
     Cancel(IdArgs),
     /// Change when a task is due
     Reschedule(RescheduleArgs),
-    /// Let nothing more of a queue or of everything start; what runs goes on
+    /// Let nothing more of a queue, a plan or of everything start; what runs goes on
     Freeze(FreezeArgs),
     /// Let what was frozen start again
     Thaw(FreezeArgs),
@@ -96,6 +96,8 @@ pub enum Command {
     /// Tokens of the HTTP port: create, list, revoke
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Remove everything of the namespace for good
+    Purge(PurgeArgs),
     /// Keys with which payloads are encrypted
     #[command(subcommand)]
     Key(KeyCommand),
@@ -118,15 +120,19 @@ pub enum Command {
 
 /// What to freeze or thaw.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("scope").required(true).args(["queue", "all"])), after_help = "\
+#[command(group(ArgGroup::new("scope").required(true).args(["queue", "plan", "all"])), after_help = "\
 Nothing more starts within a second; offers that have not started come back out of the inboxes.
 Examples:
   minutehand freeze --queue push.sms --why 'gateway is down'
+  minutehand freeze --plan spring-sale --why 'wrong text'
   minutehand thaw --queue push.sms")]
 pub struct FreezeArgs {
     /// This queue
     #[arg(long, value_name = "NAME")]
     pub queue: Option<String>,
+    /// The tasks that were submitted or imported under this plan
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
     /// Everything in the namespace
     #[arg(long)]
     pub all: bool,
@@ -323,6 +329,18 @@ Examples:
     },
 }
 
+/// Options of `purge`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Tasks, dead letters, events, settings of queues and tokens go. Refused while a pod or an executor lives in it.
+Example:
+  minutehand purge --namespace trial --yes trial")]
+pub struct PurgeArgs {
+    /// The namespace once more, so that it is meant
+    #[arg(long, value_name = "NAMESPACE", required = true)]
+    pub yes: String,
+}
+
 /// What to do with keys.
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
@@ -495,6 +513,9 @@ pub struct SubmitArgs {
     /// Label an executor must have; may be given several times
     #[arg(long, value_name = "LABEL")]
     pub label: Vec<String>,
+    /// Plan it belongs to: all tasks of a plan can be frozen as one
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
     /// Text, @FILE for a file's content, or - for stdin; at most 1 MiB
     #[arg(long, default_value = "", value_name = "TEXT|@FILE|-", allow_hyphen_values = true)]
     pub payload: String,
@@ -543,6 +564,9 @@ pub struct ImportArgs {
     /// Column of the idempotency key; keys are kept for 7 days after their task ended
     #[arg(long, value_name = "COLUMN")]
     pub key: Option<String>,
+    /// Plan that all tasks belong to: they can be frozen as one
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
     /// Priority of all tasks [default: P3]
     #[arg(long, value_name = "P0-P5", conflicts_with = "priority_column")]
     pub priority: Option<String>,

@@ -15,6 +15,7 @@ mod get;
 pub mod import;
 pub mod input;
 mod key;
+mod purge;
 pub mod queue;
 pub mod render;
 mod reschedule;
@@ -123,7 +124,8 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
             import::command::plan(args, crate::model::UnixMs(0))?;
             let client = connect::client(loaded).await?;
             let any = crate::model::QueueName::new("any")?;
-            let template = connect::task(&loaded.settings, any)?;
+            let plan = args.plan.as_deref().map(crate::model::PlanName::new).transpose()?;
+            let template = crate::client::NewTask { plan, ..connect::task(&loaded.settings, any)? };
             let now = crate::model::UnixMs(client.space().clock().now_ms());
             import::command::run(args, now, import::sink::ClientSink::new(client, template), output).await
         }
@@ -136,6 +138,7 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,
         Command::Events(command) => events::run(command, loaded, output).await,
+        Command::Purge(args) => purge::run(args, loaded, output).await,
         Command::Token(command) => token::run(command, loaded, output).await,
         Command::Notes(args) => token::notes(args, loaded, output).await,
         Command::Status(_) => status::run(loaded, output).await,

@@ -118,6 +118,23 @@ impl Client {
         Ok(repeat(space, || access::drop_token(space, id)).await?)
     }
 
+    /// Removes the whole namespace, tokens and settings too; answers how many keys there were. Refused while a pod or
+    /// an executor lives in it.
+    pub async fn purge(&self) -> Result<u64, ClientError> {
+        let (pods, executors) = (self.pods().await?, self.executors().await?);
+        if !pods.is_empty() || !executors.is_empty() {
+            let detail = format!(
+                "{} pods and {} executors live in {}; stop them first (those that were killed count for {} s more)",
+                pods.len(),
+                executors.len(),
+                self.space().namespace(),
+                limits::LOST_AFTER_MS / 1_000
+            );
+            return Err(FieldError::new("namespace", Reason::InvalidType, detail).into());
+        }
+        Ok(crate::store::purge::purge(self.space()).await?)
+    }
+
     /// Writes down what an operator does.
     pub async fn note(&self, who: &str, action: &str, target: &str, detail: &str) -> Result<(), ClientError> {
         let space = self.space();

@@ -94,7 +94,7 @@ pub struct Handed {
     /// Its placement key.
     pub placement: Option<Bytes>,
     /// Its plan.
-    pub plan: Option<String>,
+    pub plan: Option<crate::model::PlanName>,
     /// Hand-over − due, in ms of Redis's time.
     pub lag_ms: i64,
     /// How long its lease is.

@@ -29,7 +29,7 @@ const ANSWERS_AHEAD: usize = 64;
 
 /// What became of a row.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(example = json!({ "row": 0, "id": "1kYw8-2K3dPb-x0aZ", "created": true }))]
+#[schema(example = json!({ "row": 0, "id": "0mBBZ-RGXFDo9dTn", "created": true }))]
 pub(super) struct RowAnswer {
     /// Which row, from 0.
     row: u64,
@@ -387,19 +387,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Everything that is cut from some bytes that come in pieces; the first that is broken ends it.
     fn cut(format: Format, bytes: &[u8], step: usize) -> Vec<Cut> {
         let (mut cutter, mut out) = (Cutter::new(format), Vec::new());
-        for piece in bytes.chunks(step) {
+        let pieces = bytes.chunks(step).map(|piece| (piece, false)).chain([(&[][..], true)]);
+        for (piece, ended) in pieces {
             cutter.push(piece);
-            while let Some(row) = cutter.next(false) {
+            while let Some(row) = cutter.next(ended) {
+                let broken = matches!(row, Cut::Broken(_));
                 out.push(row);
-            }
-        }
-        while let Some(row) = cutter.next(true) {
-            let broken = matches!(row, Cut::Broken(_));
-            out.push(row);
-            if broken {
-                break;
+                if broken {
+                    return out;
+                }
             }
         }
         out

@@ -1,16 +1,19 @@
 //! `GET /openapi.json`, made from the code, and `GET /docs`, a page that shows it.
 
-use super::error::Problem;
+use super::error::ProblemBody;
 use super::wire::{JSON, MSGPACK};
 use axum::http::{HeaderValue, header};
 use axum::response::{Html, IntoResponse, Response};
+use utoipa::PartialSchema;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::{ContentBuilder, Ref};
 use utoipa::openapi::{InfoBuilder, OpenApi, RefOr, ResponseBuilder};
-use utoipa::{PartialSchema, ToSchema};
 
 /// The page: no script, style or font from elsewhere.
 const PAGE: &str = include_str!("docs.html");
+
+/// Name of the schema of what every refusal looks like.
+const PROBLEM: &str = "Problem";
 
 /// Statuses that every operation may answer with beside its own.
 const PROBLEMS: [(&str, &str); 10] = [
@@ -44,16 +47,16 @@ pub(super) fn finish(mut api: OpenApi) -> OpenApi {
         }
     }
     if let Some(components) = &mut api.components {
-        components.schemas.insert(Problem::name().into_owned(), Problem::schema());
+        components.schemas.insert(PROBLEM.to_owned(), ProblemBody::schema());
     }
     api
 }
 
 fn complete(operation: &mut Operation) {
-    if let Some(RefOr::T(body)) = &mut operation.request_body {
-        if let Some(json) = body.content.get(JSON).cloned() {
-            body.content.insert(MSGPACK.to_owned(), json);
-        }
+    if let Some(RefOr::T(body)) = &mut operation.request_body
+        && let Some(json) = body.content.get(JSON).cloned()
+    {
+        body.content.insert(MSGPACK.to_owned(), json);
     }
     for response in operation.responses.responses.values_mut() {
         if let RefOr::T(response) = response
@@ -64,7 +67,7 @@ fn complete(operation: &mut Operation) {
     }
     for (status, said) in PROBLEMS {
         operation.responses.responses.entry(status.to_owned()).or_insert_with(|| {
-            let schema = RefOr::Ref(Ref::from_schema_name(Problem::name()));
+            let schema = RefOr::Ref(Ref::from_schema_name(PROBLEM));
             let content = ContentBuilder::new().schema(Some(schema)).build();
             ResponseBuilder::new()
                 .description(said)

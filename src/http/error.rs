@@ -17,7 +17,8 @@ use utoipa::ToSchema;
     "type": "about:blank", "title": "Unprocessable Entity", "status": 422,
     "code": "out_of_range", "field": "in_ms", "message": "a delay of -1 ms is negative"
 }))]
-pub struct Problem {
+#[schema(as = Problem)]
+pub struct ProblemBody {
     /// Always `about:blank`: the code says what kind of problem it is.
     #[serde(rename = "type")]
     kind: &'static str,
@@ -38,10 +39,14 @@ pub struct Problem {
     retry_after_s: Option<u64>,
 }
 
+/// A refusal or failure on its way to the caller.
+#[derive(Debug, Clone)]
+pub struct Problem(Box<ProblemBody>);
+
 impl Problem {
     /// A problem of this kind.
     pub fn new(status: StatusCode, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self {
+        Self(Box::new(ProblemBody {
             kind: "about:blank",
             title: status.canonical_reason().unwrap_or("Problem"),
             status: status.as_u16(),
@@ -49,13 +54,14 @@ impl Problem {
             field: None,
             message: message.into(),
             retry_after_s: None,
-        }
+        }))
     }
 
     /// A field that was refused.
     pub fn field(field: impl Into<String>, reason: Reason, message: impl Into<String>) -> Self {
-        let field = Some(field.into());
-        Self { field, ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, reason.code(), message) }
+        let mut problem = Self::new(StatusCode::UNPROCESSABLE_ENTITY, reason.code(), message);
+        problem.0.field = Some(field.into());
+        problem
     }
 
     /// Something that is not there.
@@ -76,29 +82,34 @@ impl Problem {
     /// The same, worth another try after so many seconds.
     #[must_use]
     pub fn after(mut self, seconds: u64) -> Self {
-        self.retry_after_s = Some(seconds);
+        self.0.retry_after_s = Some(seconds);
         self
+    }
+
+    /// What it says.
+    pub fn body(&self) -> &ProblemBody {
+        &self.0
     }
 
     /// Its status.
     pub fn status(&self) -> StatusCode {
-        StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+        StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
     /// What a row of a bulk answer says of it.
     pub fn row(&self) -> super::bulk::RowError {
         super::bulk::RowError {
-            code: self.code.to_string(),
-            field: self.field.clone(),
-            message: self.message.clone(),
+            code: self.0.code.to_string(),
+            field: self.0.field.clone(),
+            message: self.0.message.clone(),
         }
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let (status, after) = (self.status(), self.retry_after_s);
-        let mut response = (status, Json(self)).into_response();
+        let (status, after) = (self.status(), self.0.retry_after_s);
+        let mut response = (status, Json(*self.0)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some(after) = after {
@@ -191,16 +202,16 @@ mod tests {
 
     #[test]
     fn errors_have_their_status() {
-        let status = |error: StoreError| Problem::from(error).status;
+        let status = |error: StoreError| Problem::from(error).0.status;
         let gone = StoreError::Unreachable { url: "redis://h".into(), cause: "refused".into(), sent: false };
         assert_eq!(status(gone), 503);
         let oom = StoreError::Refused { script: "s", cause: Cause::Oom, detail: "OOM".into() };
         let oom = Problem::from(oom);
-        assert_eq!((oom.status, &*oom.code, oom.retry_after_s), (503, "unavailable_oom", Some(10)));
+        assert_eq!((oom.0.status, &*oom.0.code, oom.0.retry_after_s), (503, "unavailable_oom", Some(10)));
         assert_eq!(status(StoreError::BadReply { script: "s", what: "w".into() }), 500);
         let field = Problem::from(FieldError::new("queue", Reason::BadName, "`a b` has a space"));
         assert_eq!(
-            serde_json::to_string(&field).unwrap(),
+            serde_json::to_string(&field.0).unwrap(),
             r#"{"type":"about:blank","title":"Unprocessable Entity","status":422,"code":"bad_name","field":"queue","message":"`a b` has a space"}"#
         );
     }

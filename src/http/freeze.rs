@@ -5,14 +5,14 @@ use super::caller::Caller;
 use super::error::Problem;
 use super::wire::{Out, Wire, clipped};
 use crate::client::Frost;
-use crate::model::{QueueName, Reason};
+use crate::model::{PlanName, QueueName, Reason};
 use crate::store::queue::{Freeze, Scope};
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-/// What to freeze or thaw: a queue, or everything.
+/// What to freeze or thaw: a queue, a plan, or everything.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "queue": "push.sms", "why": "the gateway is down" }))]
@@ -21,6 +21,10 @@ pub(super) struct FreezeBody {
     #[serde(default)]
     #[schema(min_length = 1, max_length = 128)]
     queue: Option<String>,
+    /// All tasks of this plan.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 128)]
+    plan: Option<String>,
     /// Everything in the namespace.
     #[serde(default)]
     all: bool,
@@ -31,20 +35,27 @@ pub(super) struct FreezeBody {
 
 impl FreezeBody {
     fn scope(&self, caller: &Caller) -> Result<Scope, Problem> {
-        match (&self.queue, self.all) {
-            (Some(queue), false) => {
+        match (&self.queue, &self.plan, self.all) {
+            (Some(queue), None, false) => {
                 let queue = QueueName::new(queue)?;
                 caller.must_have(queue.as_str())?;
                 Ok(Scope::Queue(queue))
             }
-            (None, true) => {
+            (None, Some(plan), false) => {
+                caller.must_have_all()?;
+                Ok(Scope::Plan(PlanName::new(plan)?))
+            }
+            (None, None, true) => {
                 caller.must_have_all()?;
                 Ok(Scope::All)
             }
-            (Some(_), true) => {
-                Err(Problem::field("all", Reason::InvalidType, "a queue is named as well; only one can hold"))
+            (None, None, false) => {
+                Err(Problem::field("queue", Reason::Missing, "name a queue or a plan, or say all: true"))
             }
-            (None, false) => Err(Problem::field("queue", Reason::Missing, "name a queue, or say all: true")),
+            _ => {
+                let field = if self.all { "all" } else { "plan" };
+                Err(Problem::field(field, Reason::InvalidType, "only one of queue, plan and all can hold"))
+            }
         }
     }
 }

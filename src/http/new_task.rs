@@ -6,7 +6,7 @@ use crate::client::{Due, NewTask};
 use crate::limits;
 use crate::model::lane::check_name;
 use crate::model::seal::NAME_MAX_BYTES;
-use crate::model::{FieldError, Key, Labels, QueueName, Reason, UnixMs};
+use crate::model::{FieldError, Key, Labels, PlanName, QueueName, Reason, UnixMs};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -166,7 +166,9 @@ impl TaskBody {
         if let Some(placement) = self.placement {
             task.placement = Some(placement.into_bytes().into());
         }
-        task.plan = self.plan.or(task.plan);
+        if let Some(plan) = &self.plan {
+            task.plan = Some(PlanName::new(plan)?);
+        }
         task.timeout_ms = small("timeout_ms", self.timeout_ms)?.or(task.timeout_ms);
         task.lease_ms = small("lease_ms", self.lease_ms)?.or(task.lease_ms);
         task.start_within_ms = self.start_within_ms.or(task.start_within_ms);

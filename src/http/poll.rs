@@ -65,7 +65,7 @@ pub(super) struct PollBody {
 /// A task that was handed over.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(example = json!({
-    "execution_id": "1kYw8-2K3dPb-x0a.1.aZ3-kk81Qw", "id": "1kYw8-2K3dPb-x0a", "queue": "mail", "priority": "P3",
+    "execution_id": "0mBBZ-RGXFDo9dTn.1.b73a057faa", "id": "0mBBZ-RGXFDo9dTn", "queue": "mail", "priority": "P3",
     "due": "2026-12-24T17:00:00Z", "attempt": 1, "lag_ms": 3, "lease_ms": 30_000,
     "lease_until": "2026-12-24T17:00:30Z", "payload_base64": "aGVsbG8="
 }))]
@@ -234,7 +234,7 @@ fn polled(task: Handed, out: Out) -> PolledTask {
         attempt: task.attempt,
         key: task.key.map(text),
         placement: task.placement.map(text),
-        plan: task.plan,
+        plan: task.plan.map(|plan| plan.to_string()),
         lag_ms: task.lag_ms,
         lease_ms: task.lease_ms,
         lease_until: task.lease_until.to_string(),
@@ -268,7 +268,7 @@ pub(super) enum OutcomeName {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({
-    "execution_id": "1kYw8-2K3dPb-x0a.1.aZ3-kk81Qw", "outcome": "succeeded", "took_ms": 12, "lag_ms": 3
+    "execution_id": "0mBBZ-RGXFDo9dTn.1.b73a057faa", "outcome": "succeeded", "took_ms": 12, "lag_ms": 3
 }))]
 pub(super) struct AckBody {
     /// The attempt.
@@ -298,7 +298,7 @@ pub(super) struct AckBody {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "worker": "mailer-7f3a", "acks": [
-    { "execution_id": "1kYw8-2K3dPb-x0a.1.aZ3-kk81Qw", "outcome": "failed", "error": "no route to host" }
+    { "execution_id": "0mBBZ-RGXFDo9dTn.1.b73a057faa", "outcome": "failed", "error": "no route to host" }
 ] }))]
 pub(super) struct AcksBody {
     /// Who reports.
@@ -314,7 +314,7 @@ pub(super) struct AcksBody {
 
 /// What became of an outcome.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-#[schema(example = json!({ "execution_id": "1kYw8-2K3dPb-x0a.1.aZ3-kk81Qw", "state": "succeeded" }))]
+#[schema(example = json!({ "execution_id": "0mBBZ-RGXFDo9dTn.1.b73a057faa", "state": "succeeded" }))]
 pub(super) struct AckedRow {
     /// The attempt.
     execution_id: String,
@@ -452,7 +452,7 @@ pub(super) async fn acks(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "worker": "mailer-7f3a", "executions": [
-    { "execution_id": "1kYw8-2K3dPb-x0a.1.aZ3-kk81Qw", "lease_ms": 30_000 }
+    { "execution_id": "0mBBZ-RGXFDo9dTn.1.b73a057faa", "lease_ms": 30_000 }
 ] }))]
 pub(super) struct RenewBody {
     /// Who holds it.
@@ -478,7 +478,7 @@ pub(super) struct RenewRow {
 /// What became of a renewal.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(example = json!({
-    "execution_id": "1kYw8-2K3dPb-x0a.1.aZ3-kk81Qw", "state": "held", "lease_until": "2026-12-24T17:01:00Z", "cancel": false
+    "execution_id": "0mBBZ-RGXFDo9dTn.1.b73a057faa", "state": "held", "lease_until": "2026-12-24T17:01:00Z", "cancel": false
 }))]
 pub(super) struct RenewedRow {
     /// The attempt.
@@ -569,7 +569,7 @@ mod tests {
     #[test]
     fn errors_are_cut_at_a_character() {
         let body = |error: String| AckBody {
-            execution_id: "1kYw8-2K3dPb-x0a.1.aZ3-kk81Qw".to_owned(),
+            execution_id: "0mBBZ-RGXFDo9dTn.1.b73a057faa".to_owned(),
             outcome: OutcomeName::Failed,
             error: Some(error),
             retry_after_ms: None,

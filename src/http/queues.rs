@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(serde_json::to_value(&less).unwrap(), json!({"retry": {"retries": 5}}));
         assert_eq!(apply(&less, json!({"retry": {"retries": null}})).unwrap(), nothing);
         let code = |patch: Value| {
-            let problem = serde_json::to_value(apply(&nothing, patch).unwrap_err()).unwrap();
+            let problem = serde_json::to_value(apply(&nothing, patch).unwrap_err().body()).unwrap();
             format!("{} {}", problem["code"].as_str().unwrap(), problem["field"].as_str().unwrap())
         };
         assert_eq!(code(json!({"colour": 1})), "unknown colour");

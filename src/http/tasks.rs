@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 /// A task that stands.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(example = json!({
-    "id": "1kYw8-2K3dPb-x0aZ", "created": true, "due": "2026-12-24T17:00:00Z", "now": "2026-12-01T08:30:00Z"
+    "id": "0mBBZ-RGXFDo9dTn", "created": true, "due": "2026-12-24T17:00:00Z", "now": "2026-12-01T08:30:00Z"
 }))]
 pub(super) struct SubmittedBody {
     /// The id that stands: the new task's, or that of the first with its key.

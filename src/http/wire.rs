@@ -340,7 +340,7 @@ mod tests {
 
     fn refused(text: &str) -> String {
         let problem = decode::<Body>(Format::Json, text.as_bytes()).unwrap_err();
-        let value = serde_json::to_value(&problem).unwrap();
+        let value = serde_json::to_value(problem.body()).unwrap();
         format!("{} {} {}", value["status"], value["code"].as_str().unwrap(), value["field"])
     }
 

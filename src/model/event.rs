@@ -130,7 +130,7 @@ pub struct Event {
     pub actor: String,
     /// When the task is due now, where that changed; start − due of an ended task is in `cause`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<i64>)]
     pub due: Option<UnixMs>,
     /// Why, in words.
     pub cause: String,

@@ -27,6 +27,7 @@ pub mod due;
 pub mod events;
 pub mod intake;
 pub mod member;
+pub mod purge;
 pub mod queue;
 pub mod read;
 pub mod run;
