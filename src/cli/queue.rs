@@ -157,7 +157,10 @@ pub async fn run(command: &QueueCommand, loaded: &Loaded, output: Output) -> Res
             let queue = name(&set.queue)?;
             // What can be wrong without Redis is said without it.
             set.apply(&mut QueueSettings::default())?;
-            noted(loaded, "queue.set", &queue, "").await?.queue_set(&queue, |settings| set.apply(settings)).await?
+            noted(loaded, "queue.set", &queue, "")
+                .await?
+                .queue_set(&queue, |settings| set.apply(settings))
+                .await?
         }
         QueueCommand::Pause { queue, why } => {
             let queue = name(queue)?;

@@ -21,7 +21,8 @@ async fn an_address_that_others_reach_takes_a_token_and_speaks_tls() {
     let bed = Bed::own_server(Default::default()).await.unwrap();
     let program = program(&bed.server().url(), bed.namespace());
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/tls");
-    let (cert, key) = (files.join("cert.pem").display().to_string(), files.join("key.pem").display().to_string());
+    let (cert, key) =
+        (files.join("cert.pem").display().to_string(), files.join("key.pem").display().to_string());
 
     // Without a token it does not start, and says what to do; nor with half of what TLS takes.
     let refused = program.run(&["serve", "--listen", "0.0.0.0:0", "--output", "json"]);
@@ -32,10 +33,22 @@ async fn an_address_that_others_reach_takes_a_token_and_speaks_tls() {
     let refused = program.run(&["serve", "--listen", "127.0.0.1:0", "--tls-cert", &key, "--tls-key", &key]);
     assert!(refused.code == Some(2) && refused.err.contains("no certificate"), "{refused:?}");
 
-    let made = program.json(&["token", "create", "--name", "ci", "--role", "submit", "--queue", "mail", "--expires", "1h"]);
+    let made = program.json(&[
+        "token",
+        "create",
+        "--name",
+        "ci",
+        "--role",
+        "submit",
+        "--queue",
+        "mail",
+        "--expires",
+        "1h",
+    ]);
     let token = made["token"].as_str().unwrap().to_owned();
     assert_eq!(program.json(&["token", "list"])[0]["id"], made["id"]);
-    let serve = program.start("pod", &["serve", "--listen", "0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &key]);
+    let serve =
+        program.start("pod", &["serve", "--listen", "0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &key]);
     let base = address(&serve);
     assert!(base.starts_with("https://"));
     let trusted = reqwest::Certificate::from_pem(&std::fs::read(&cert).unwrap()).unwrap();
@@ -56,7 +69,8 @@ async fn an_address_that_others_reach_takes_a_token_and_speaks_tls() {
     program.json(&["freeze", "--queue", "mail", "--why", "trial"]);
     program.json(&["token", "revoke", made["id"].as_str().unwrap()]);
     let notes = program.json(&["notes"]);
-    let actions: Vec<&str> = notes.as_array().unwrap().iter().map(|note| note["action"].as_str().unwrap()).collect();
+    let actions: Vec<&str> =
+        notes.as_array().unwrap().iter().map(|note| note["action"].as_str().unwrap()).collect();
     assert_eq!(actions, ["token.revoke", "freeze", "token.create"]);
     let revoked = tokio::time::timeout(SOON, async {
         while submit(Some(&token)).await.unwrap().status().as_u16() != 401 {

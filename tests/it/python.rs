@@ -71,25 +71,31 @@ async fn the_api_keeps_to_its_document_whatever_it_is_sent() {
     eprintln!("MINUTEHAND_SEED={seed}");
     let mut command = tokio::process::Command::new(python.with_file_name("schemathesis"));
     // Streams do not end by themselves; what is in a bulk body no document can say.
-    command.current_dir(&dir).env("SCHEMATHESIS_HOOKS", "hooks").env("PYTHONPATH", &dir).arg("run").arg(format!("{}/openapi.json", running.base)).args([
-        "--checks",
-        "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
-        "--exclude-path",
-        "/v1/events",
-        "--exclude-path",
-        "/v1/tasks:bulk",
-        "--max-examples",
-        "12",
-        "--workers",
-        "2",
-        "--request-timeout",
-        "30",
-        "--suppress-health-check",
-        "all",
-        "--seed",
-        &seed,
-        "--no-color",
-    ]);
+    command
+        .current_dir(&dir)
+        .env("SCHEMATHESIS_HOOKS", "hooks")
+        .env("PYTHONPATH", &dir)
+        .arg("run")
+        .arg(format!("{}/openapi.json", running.base))
+        .args([
+            "--checks",
+            "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+            "--exclude-path",
+            "/v1/events",
+            "--exclude-path",
+            "/v1/tasks:bulk",
+            "--max-examples",
+            "12",
+            "--workers",
+            "2",
+            "--request-timeout",
+            "30",
+            "--suppress-health-check",
+            "all",
+            "--seed",
+            &seed,
+            "--no-color",
+        ]);
     let (good, text) = run(command, Duration::from_secs(280)).await;
     let _ = std::fs::remove_dir_all(&dir);
     running.stop.cancel();
