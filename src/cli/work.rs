@@ -32,7 +32,7 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
     }
     Labels::new(&args.label)?;
     let (stop, now) = signal::stop_then_now()?;
-    let space = connect::space(loaded).await?;
+    let Some(space) = connect::space_patiently(loaded, &stop, |_| {}).await? else { return Ok(Exit::Ok) };
     let mut builder = Executor::builder(space).settings(settings(args, loaded));
     for queue in &args.queue {
         builder = match (&args.exec, &args.http) {

@@ -14,6 +14,7 @@ use super::journal::Journal;
 use super::link::{AckRow, Link, Outcome};
 use super::stats::Stats;
 use crate::limits;
+use crate::model::complaints::Complaints;
 use crate::model::{ExecutionId, Grant, TaskId};
 use parking_lot::Mutex;
 use std::any::Any;
@@ -36,6 +37,7 @@ pub(super) struct Core<L> {
     /// What is begun and not yet reported, for the next process.
     pub journal: Option<Arc<Journal>>,
     pub stats: Arc<Stats>,
+    pub complaints: Complaints,
     pub wake_keeper: tokio::sync::Notify,
     /// How long a handler that was told to stop may take to do so.
     pub stop_grace: Duration,
