@@ -7,7 +7,7 @@ CARGO ?= cargo
 SERVER = $$(scripts/get-server)
 WITH_SERVER = set -e; server=$(SERVER); export MINUTEHAND_REDIS_SERVER="$$server";
 
-.PHONY: demo test bench chaos chaos-cluster chaos-sentinel chaos-valkey e2e-cluster e2e-sentinel e2e-valkey \
+.PHONY: demo test bench bench-peers chaos chaos-cluster chaos-sentinel chaos-valkey e2e-cluster e2e-sentinel e2e-valkey \
 	lint docs server help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make chaos-cluster, chaos-sentinel, chaos-valkey    the same there, for 60 s; CHAOS_WAIT=0 counts what is lost'
 	@echo 'make e2e-cluster, e2e-sentinel, e2e-valkey          the program end to end on each of them'
 	@echo 'make bench   what a task costs, beside the floor; BENCH="lifecycle --rounds 3" for one of them'
+	@echo 'make bench-peers  the same work by other schedulers, installed under target/peers; PEERS="--only bullmq"'
 	@echo 'make lint    formatting and clippy, warnings denied'
 	@echo 'make docs    documentation of the crate, warnings denied'
 	@echo 'make server  print the path of the Redis server that all of these use'
@@ -55,6 +56,10 @@ e2e-valkey:
 
 bench:
 	@$(WITH_SERVER) $(CARGO) bench --features testing --bench bench -- $(BENCH)
+
+# By hand: it fetches the others from their package registries.
+bench-peers:
+	@$(WITH_SERVER) $(CARGO) bench --features testing --bench bench -- peers $(PEERS)
 
 lint:
 	$(CARGO) fmt --all --check

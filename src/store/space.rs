@@ -178,6 +178,12 @@ impl Space {
         &self.inner.clock
     }
 
+    /// The local instant from which on the clock of a bucket's server surely shows `at`; none where that
+    /// server has not answered lately.
+    pub fn surely_at(&self, bucket: Bucket, at: UnixMs) -> Option<std::time::Instant> {
+        self.store().surely_at(super::slot_of(&self.guard(bucket).keys[0]), at.0)
+    }
+
     /// The guard keys of a bucket.
     pub fn guard(&self, bucket: Bucket) -> &Guard {
         let make = || Guard::bucket(&Tag::of(&self.inner.namespace, bucket));

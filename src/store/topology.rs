@@ -25,7 +25,7 @@ use super::connect::{Dialer, Host, Place};
 use super::error::StoreError;
 use super::reply::{Fields, Reply};
 use super::script_call::{Fault, Request, send};
-use crate::clock::mono;
+use crate::clock::{RedisClock, mono};
 use crate::limits::{DURABLE_CALLS_MAX, RECONNECT_MAX_MS};
 use crate::model::bucket::SLOTS;
 
@@ -210,6 +210,8 @@ pub(super) struct Node {
     next: AtomicUsize,
     probing: AtomicBool,
     rebuilt: Mutex<Instant>,
+    /// Its clock, as its answers tell it.
+    pub clock: RedisClock,
 }
 
 impl Node {
@@ -224,6 +226,7 @@ impl Node {
             next: AtomicUsize::new(0),
             probing: AtomicBool::new(false),
             rebuilt: Mutex::new(mono()),
+            clock: RedisClock::new(),
         })
     }
 
