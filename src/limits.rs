@@ -219,6 +219,8 @@ pub const DURABLE_WAIT_MS: u32 = 3_000;
 pub const DURABLE_CALLS_MAX: usize = 8;
 /// What a server said of its persistence is asked again after this long, and at every new connection.
 pub const PERSISTENCE_KEPT_MS: u64 = 5_000;
+/// How long a process goes by what it last read of a namespace's buckets before it reads it anew.
+pub const SPREAD_KEPT_MS: i64 = 3_000;
 /// Times a call is tried again by the store when the server says "not now".
 pub const CALL_RETRIES_MAX: u32 = 5;
 

@@ -1,15 +1,18 @@
 //! `minutehand serve`: a pod and its HTTP port.
 
 use super::error::{CliError, Exit};
-use super::{connect, signal};
+use super::{connect, render, signal};
 use crate::client::Client;
+use crate::clock;
 use crate::http::{self, Api, Door, Ops};
 use crate::model::{Namespace, QueueName};
+use crate::pod::ready::Readiness;
 use crate::pod::{Pod, PodSettings};
 use crate::settings::{Loaded, Settings};
-use crate::store::Space;
+use crate::store::{Space, StoreError};
 use crate::telemetry;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -63,13 +66,7 @@ pub async fn prepare(
             CliError { code: "setting", ..CliError::usage("http.tls_cert", error.to_string()) }
         })?),
     };
-    let listener = TcpListener::bind(wanted).await.map_err(|error| {
-        CliError {
-            code: "setting",
-            ..CliError::usage("pod.listen", format!("{wanted} cannot be listened on: {error}"))
-        }
-        .hint("--listen 127.0.0.1:0 takes a free port")
-    })?;
+    let listener = listen(wanted).await?;
     let http = listener.local_addr().unwrap_or(wanted);
     let pod = PodSettings {
         listen: http.to_string(),
@@ -126,16 +123,54 @@ pub fn metrics(
     telemetry::init_metrics().map(Some).map_err(|error| CliError::failed(error.to_string()))
 }
 
+/// Opens the namespace. Where Redis is there and refuses for now, HTTP is served meanwhile: alive, not ready, and why.
+async fn open(
+    loaded: &Loaded,
+    metrics: &Option<metrics_exporter_prometheus::PrometheusHandle>,
+    stop: &CancellationToken,
+) -> Result<Option<Space>, CliError> {
+    let error = match connect::space_or_refusal(loaded).await? {
+        Ok(space) => return Ok(Some(space)),
+        Err(error) => error,
+    };
+    let settings = &loaded.settings;
+    let ready = Arc::new(Readiness::new(settings.pod.poll.duration() * 3));
+    ready.failing(clock::mono(), error.to_string());
+    let ended = CancellationToken::new();
+    let listener = listen(settings.pod.listen).await?;
+    if let Ok(http) = listener.local_addr() {
+        render::print(&format!("waiting for redis; listening on http://{http}"));
+    }
+    let ops = Ops { metrics: metrics.clone(), ready: Some(Arc::clone(&ready)) };
+    let web = tokio::spawn(http::serve(listener, http::router(ops, None), None, ended.clone()));
+    let refused = |error: &StoreError| ready.failing(clock::mono(), error.to_string());
+    let space = connect::space_patiently(loaded, stop, refused).await;
+    ended.cancel();
+    let _ = web.await;
+    space
+}
+
+/// Takes the port.
+async fn listen(wanted: SocketAddr) -> Result<TcpListener, CliError> {
+    TcpListener::bind(wanted).await.map_err(|error| {
+        CliError {
+            code: "setting",
+            ..CliError::usage("pod.listen", format!("{wanted} cannot be listened on: {error}"))
+        }
+        .hint("--listen 127.0.0.1:0 takes a free port")
+    })
+}
+
 /// Runs a pod until it is told to stop.
 pub async fn run(loaded: &Loaded) -> Result<Exit, CliError> {
     let settings = &loaded.settings;
     Namespace::new(&settings.namespace)?;
     let stop = signal::stop()?;
     let metrics = metrics(settings)?;
-    let space = connect::space(loaded).await?;
+    let Some(space) = open(loaded, &metrics, &stop).await? else { return Ok(Exit::Ok) };
     let served = prepare(space, settings, metrics).await?;
     // One line on stdout for scripts that take a free port; the log is on stderr.
-    super::render::print(&format!("listening on {}", served.url()));
+    render::print(&format!("listening on {}", served.url()));
     served.run(settings, stop).await?;
     Ok(Exit::Ok)
 }

@@ -58,7 +58,7 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
     let (stop, now) = signal::stop_then_now()?;
     // Before the space is opened, so that nothing is missed.
     let port = port(loaded).await?;
-    let space = connect::space(loaded).await?;
+    let Some(space) = connect::space_patiently(loaded, &stop, |_| {}).await? else { return Ok(Exit::Ok) };
     let mut builder = Executor::builder(space).settings(settings(args, loaded));
     if let Some(keys) = connect::keys(&loaded.settings)? {
         builder = builder.keys(keys);

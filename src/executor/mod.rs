@@ -437,6 +437,7 @@ async fn run<L: Link>(
     let keep = if journal.is_some() { Keep::Lease } else { Keep::Dispatch };
     let core = Arc::new(Core {
         link,
+        complaints: crate::model::complaints::Complaints::default(),
         id: Arc::clone(&id),
         hands: Hands::new(size, keep),
         acks: acks::Acks::new(Duration::from_millis(settings.ack_gather_ms)),

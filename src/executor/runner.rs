@@ -14,6 +14,7 @@ use super::journal::Journal;
 use super::link::{AckRow, Link, Outcome};
 use super::stats::Stats;
 use crate::limits;
+use crate::model::complaints::Complaints;
 use crate::model::seal::{KeyRing, SealError};
 use crate::model::{ExecutionId, Grant, Namespace, Spec, TaskId};
 use bytes::Bytes;
@@ -40,6 +41,7 @@ pub(super) struct Core<L> {
     pub stats: Arc<Stats>,
     /// Open payloads that were sealed.
     pub keys: Option<Arc<KeyRing>>,
+    pub complaints: Complaints,
     pub wake_keeper: tokio::sync::Notify,
     /// How long a handler that was told to stop may take to do so.
     pub stop_grace: Duration,

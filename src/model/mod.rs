@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod bucket;
+pub mod complaints;
 pub mod digits;
 pub mod durability;
 pub mod event;

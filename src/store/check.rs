@@ -797,7 +797,7 @@ impl Store {
     /// One step of a walk through the keys of one master.
     pub(super) async fn scan(
         &self,
-        node: &Node,
+        node: &std::sync::Arc<Node>,
         cursor: Bytes,
         pattern: &Bytes,
         count: u32,

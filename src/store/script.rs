@@ -87,6 +87,7 @@ scripts! {
     COUNTS = "read.counts" "no-writes" [] "read/counts";
     AUDIT = "read.audit" "no-writes" ["lib/need" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/audit";
     VERIFY = "read.verify" "no-writes" ["lib/need" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/verify";
+    RIGHTS = "read.rights" "no-writes" [] "read/rights";
     NAMES = "read.names" "no-writes" ["lib/digit"] "read/names";
     LAW = "read.law" "no-writes" ["lib/digit"] "read/law";
 }
