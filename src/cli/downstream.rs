@@ -108,7 +108,9 @@ pub async fn run(command: &DownstreamCommand, loaded: &Loaded, output: Output) -
             if set.limits.burst.is_none() || set.limits.rate.is_some() {
                 apply(&mut DownstreamSettings::default())?;
             }
-            let change = connect::client(loaded).await?.downstream_set(&name, apply).await?;
+            let client = connect::client(loaded).await?;
+            client.note(&connect::who(), "downstream.set", name.as_str(), "").await?;
+            let change = client.downstream_set(&name, apply).await?;
             render::show(output, &json(&change)?, |value| {
                 lines(&change.downstream, &value["settings"]["limits"]) + &late(&change.pods_behind)
             });
@@ -151,8 +153,14 @@ fn list(all: &[DownstreamView]) -> String {
 pub async fn retries(command: &RetriesCommand, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
     let client = connect::client(loaded).await?;
     let change = match command {
-        RetriesCommand::Off { why } => client.set_retries(false, &connect::who(), why).await?,
-        RetriesCommand::On => client.set_retries(true, &connect::who(), "").await?,
+        RetriesCommand::Off { why } => {
+            client.note(&connect::who(), "retries.off", "", why).await?;
+            client.set_retries(false, &connect::who(), why).await?
+        }
+        RetriesCommand::On => {
+            client.note(&connect::who(), "retries.on", "", "").await?;
+            client.set_retries(true, &connect::who(), "").await?
+        }
         RetriesCommand::Show => {
             let off = client.retries_off().await?;
             render::show(output, &serde_json::json!({ "off": off }), |_| match &off {

@@ -3,7 +3,7 @@
 use super::args::Output;
 use super::error::{CliError, Exit};
 use super::{connect, render};
-use crate::client::{QueueChange, QueueView};
+use crate::client::{Client, QueueChange, QueueView};
 use crate::model::field::shown;
 use crate::model::queue::{
     BreakerSettings, DownstreamName, Lease, LimitOwner, LimitSettings, Owner, Rate, Routing, TimeoutDefaults,
@@ -220,6 +220,13 @@ impl QueueSet {
     }
 }
 
+/// A client, once what will be done by it was written down.
+async fn noted(loaded: &Loaded, action: &str, queue: &QueueName, why: &str) -> Result<Client, CliError> {
+    let client = connect::client(loaded).await?;
+    client.note(&connect::who(), action, queue.as_str(), why).await?;
+    Ok(client)
+}
+
 /// Does what was asked.
 pub async fn run(command: &QueueCommand, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
     let name = |arg: &QueueArg| QueueName::new(&arg.queue);
@@ -242,15 +249,18 @@ pub async fn run(command: &QueueCommand, loaded: &Loaded, output: Output) -> Res
             if set.limits.burst.is_none() || set.limits.rate.is_some() {
                 set.apply(&mut QueueSettings::default())?;
             }
-            connect::client(loaded).await?.queue_set(&queue, |settings| set.apply(settings)).await?
+            noted(loaded, "queue.set", &queue, "")
+                .await?
+                .queue_set(&queue, |settings| set.apply(settings))
+                .await?
         }
         QueueCommand::Pause { queue, why } => {
             let queue = name(queue)?;
-            connect::client(loaded).await?.pause(&queue, &connect::who(), why).await?
+            noted(loaded, "queue.pause", &queue, why).await?.pause(&queue, &connect::who(), why).await?
         }
         QueueCommand::Resume(queue) => {
             let queue = name(queue)?;
-            connect::client(loaded).await?.resume(&queue).await?
+            noted(loaded, "queue.resume", &queue, "").await?.resume(&queue).await?
         }
         QueueCommand::Open(args) => {
             let owner = LimitOwner::Queue(name(&args.queue)?);
@@ -277,6 +287,12 @@ pub(super) async fn force(
     output: Output,
 ) -> Result<Exit, CliError> {
     let client = connect::client(loaded).await?;
+    let action = match open {
+        Some(true) => "breaker.open",
+        Some(false) => "breaker.close",
+        None => "breaker.reset",
+    };
+    client.note(&connect::who(), action, &owner.key(), why).await?;
     let (changed, behind) = client.force_breaker(owner, open, &connect::who(), why).await?;
     let value = serde_json::json!({ "owner": owner.to_string(), "changed": changed, "pods_behind": behind });
     render::show(output, &value, |_| {

@@ -45,7 +45,7 @@ pub struct BreakerStatus {
 }
 
 /// A queue of which nothing is claimed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct HeldQueue {
     /// The queue.
     pub queue: String,
