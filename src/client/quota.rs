@@ -4,8 +4,9 @@
 //! one call a second where there is none, and one more for each bucket where there is one.
 
 use super::{Client, ClientError, repeat};
-use crate::clock;
+use crate::model::{FieldError, Reason};
 use crate::store::access;
+use crate::{clock, limits};
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,10 @@ impl Client {
 
     /// Bounds how many tasks that have not ended the namespace may hold; nothing takes the bound away.
     pub async fn quota_set(&self, most: Option<u64>) -> Result<Option<u64>, ClientError> {
+        if most.is_some_and(|most| most > limits::QUOTA_TASKS_MAX) {
+            let detail = format!("at most {} can be said", limits::QUOTA_TASKS_MAX);
+            return Err(FieldError::new("tasks", Reason::OutOfRange, detail).into());
+        }
         let space = self.space();
         let set = repeat(space, || access::quota(space, Some(most.unwrap_or(0)))).await?;
         *self.inner.quota.0.lock() = None;
