@@ -117,16 +117,22 @@ pub async fn client(loaded: &Loaded) -> Result<Client, CliError> {
 
 /// A task of this queue for which nothing else is said: what the settings say, and so the flags.
 pub fn task(loaded: &Loaded, queue: QueueName) -> Result<NewTask, CliError> {
-    let defaults = &loaded.settings.defaults;
     // A flag speaks for the task; what stands elsewhere counts where the queue's own settings say nothing.
     let flag = |key: &str| matches!(loaded.origin(key), Origin::Flag(_));
+    let defaults = &loaded.settings.defaults;
+    let tries = TryDefaults {
+        retries: flag("defaults.retries").then_some(defaults.retries),
+        backoff: flag("defaults.backoff").then(|| defaults.backoff.clone()),
+    };
+    Ok(NewTask { tries, ..template(&loaded.settings, queue)? })
+}
+
+/// What the settings say of a task of this queue.
+pub fn template(settings: &Settings, queue: QueueName) -> Result<NewTask, CliError> {
+    let defaults = &settings.defaults;
     let some = |span: Span| (span.ms() > 0).then(|| span.ms());
     let small = |ms: i64| u32::try_from(ms).unwrap_or(u32::MAX);
     Ok(NewTask {
-        tries: TryDefaults {
-            retries: flag("defaults.retries").then_some(defaults.retries),
-            backoff: flag("defaults.backoff").then(|| defaults.backoff.clone()),
-        },
         fallback: Fallback { retry: defaults.backoff.parse::<Retry>()?.with_retries(defaults.retries)? },
         lease_ms: some(defaults.lease).filter(|ms| *ms != limits::LEASE_MS).map(small),
         timeout_ms: some(defaults.timeout).map(small),

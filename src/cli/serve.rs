@@ -90,7 +90,7 @@ impl Served {
     pub async fn run(self, settings: &Settings, stop: CancellationToken) -> Result<(), CliError> {
         let ended = CancellationToken::new();
         let ops = Ops { metrics: self.metrics.clone(), ready: Some(self.pod.ready()) };
-        let template = super::connect::task(settings, QueueName::new("any")?)?;
+        let template = super::connect::template(settings, QueueName::new("any")?)?;
         let api = Api::new(self.client, template, self.door, ended.clone())
             .poll_wait(settings.http.poll_wait.duration());
         let web =

@@ -27,14 +27,16 @@ struct Breaker {
 }
 
 /// A breaker as people see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct BreakerStatus {
     /// Whose it is: `queue push`, `downstream apns`.
     pub owner: String,
-    /// How it stands.
+    /// How it stands: `closed`, `open` or `half_open`.
+    #[schema(value_type = String)]
     pub state: BreakerState,
     /// Since when.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "super::query::time_text")]
+    #[schema(value_type = Option<String>)]
     pub since: Option<UnixMs>,
     /// Why.
     pub reason: String,

@@ -153,12 +153,12 @@ impl TaskBody {
             task.priority = priority.parse()?;
         }
         if let Some(backoff) = &self.backoff {
-            let backoff: crate::model::Retry = backoff.parse()?;
-            task.retry = backoff.with_retries(task.retry.retries.into())?;
+            task.tries.backoff = Some(backoff.clone());
         }
         if let Some(retries) = small::<u32>("retries", self.retries)? {
-            task.retry = task.retry.with_retries(retries)?;
+            task.tries.retries = Some(retries);
         }
+        task.tries.check()?;
         if let Some(key) = self.key {
             let window = self.key_window_ms.unwrap_or(limits::KEY_WINDOW_MS);
             task.key = Some(Key::new(key.into_bytes(), window)?);
