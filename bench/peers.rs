@@ -61,7 +61,7 @@ const fn peer(name: &'static str, version: &'static str, ingest_s: f64, slow: bo
 const PEERS: [Peer; 8] = [
     peer("minutehand", env!("CARGO_PKG_VERSION"), 0.03, false, Kind::Own),
     peer("bee-queue", "2.0.0", 0.06, false, Kind::Node("bee-queue", None)),
-    peer("bee-queue, debounce 1 ms", "2.0.0", 0.06, false, Kind::Node("bee-queue", Some("1"))),
+    peer("bee-queue at 1 ms", "2.0.0", 0.06, false, Kind::Node("bee-queue", Some("1"))),
     peer("bullmq", "6.7.0", 0.3, false, Kind::Node("bullmq", None)),
     peer("apalis-redis", "1.0.0", 0.06, false, Kind::Crate),
     peer("sidekiq", "6.4.1", 0.06, false, Kind::Ruby),
