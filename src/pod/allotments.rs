@@ -433,6 +433,7 @@ impl Limits {
         let tallies: HashMap<u32, Tally> = claimed
             .map(|claimed| asked.counted.iter().copied().zip(claimed.tallies.iter().copied()).collect())
             .unwrap_or_default();
+        let mut wake: Vec<u16> = Vec::new();
         for (at, source) in draw.sources.into_iter().enumerate() {
             let purse = told.map(|claimed| claimed.purses[at]);
             match source {
@@ -454,6 +455,10 @@ impl Limits {
                             window.wanted.insert(bucket, purse.denied);
                         } else {
                             window.wanted.remove(&bucket);
+                        }
+                        // What is left is for others; those who could not use theirs do not wake each other.
+                        if window.tokens > 0 && (spent > 0 || purse.denied == 0) {
+                            wake.extend(window.wanted.keys());
                         }
                     }
                 }
@@ -498,6 +503,11 @@ impl Limits {
             if let Some(old) = owner.tallies.insert((bucket, group), new) {
                 owner.heard[0] += new[0].saturating_sub(old[0]);
                 owner.heard[1] += new[1].saturating_sub(old[1]);
+            }
+        }
+        for bucket in wake {
+            if let Some(wakes) = inner.loops.get(&bucket) {
+                wakes.notify_one();
             }
         }
         drop(inner);

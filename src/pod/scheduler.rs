@@ -2,6 +2,7 @@
 
 use super::Shared;
 use super::allotments::Settled;
+use super::membership::hand_back;
 use super::look::LookAhead;
 use crate::clock;
 use crate::limits;
@@ -112,11 +113,12 @@ impl Loop {
         self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
         self.claim.holders = self.shared.space.spread().holders;
         self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
+        let view = Arc::clone(&shared.view.borrow());
         let (asked, draw) = shared.limits.draw(self.bucket.number(), hold.any);
         self.claim.limits = asked;
         self.claim.again();
         let start = clock::mono();
-        let answer = self.claim_with_repeats().await;
+        let mut answer = self.claim_with_repeats().await;
         tracing::trace!(bucket = %self.bucket, limit = hold.any, default = ?hold.default_quota, "claimed");
         let outcome = match &answer {
             Ok(ClaimAnswer::Held(claimed)) => Settled::Claimed(claimed),
@@ -125,6 +127,21 @@ impl Loop {
         };
         let now = UnixMs(shared.space.clock().now_ms());
         shared.limits.settle(self.bucket.number(), &self.claim.limits, draw, outcome, now);
+        // A queue that this pod had not heard of may have limits: what came of it goes back.
+        if let Ok(ClaimAnswer::Held(claimed)) = &mut answer
+            && !view.queues.queues.is_empty()
+        {
+            let new = |task: &mut due::Granted| !view.groups.contains_key(&task.lane.group());
+            let rows: Vec<_> =
+                claimed.tasks.extract_if(.., new).map(|task| (task.id, task.grant)).collect();
+            if !rows.is_empty() {
+                let shared = Arc::clone(&shared);
+                tokio::spawn(async move {
+                    let cause = "its queue is new to this pod";
+                    hand_back(&shared.space, &shared.settings.id, cause, rows).await;
+                });
+            }
+        }
         let metrics = metric::handles();
         metrics.claim_duration.record(start.elapsed().as_secs_f64());
         self.claimed_at = Some(start);

@@ -80,7 +80,7 @@ async fn running_tasks_are_counted_until_they_end_or_come_back() {
         fixtures::task(&space, "push", T0).await;
     }
     let push = fixtures::lane(&space, "push", Priority::P3).await.group();
-    let claim = Claim {
+    let mut claim = Claim {
         limits: ClaimLimits {
             purses: vec![Purse::Running(5)],
             rules: vec![Rule { group: push, tiers: ALL, purse: 0 }],
@@ -92,6 +92,7 @@ async fn running_tasks_are_counted_until_they_end_or_come_back() {
     let tally = |running, succeeded, failed| vec![Tally { running, succeeded, failed }];
     let first = fixtures::claim(&space, &claim).await;
     assert_eq!((first.tasks.len(), first.purses[0], &first.tallies), (5, spent(5, 4), &tally(5, 0, 0)));
+    claim.again();
     let full = fixtures::claim(&space, &claim).await;
     assert_eq!((full.tasks.len(), full.purses[0], &full.tallies), (0, spent(0, 4), &tally(5, 0, 0)));
     // Two succeed, one fails and is tried later, one is given back: one still runs.
@@ -102,10 +103,12 @@ async fn running_tasks_are_counted_until_they_end_or_come_back() {
     minutehand::store::run::ack(&space, fixtures::bucket(), "x", &rows, false).await.unwrap();
     let back = [(first.tasks[3].id, first.tasks[3].grant)];
     minutehand::store::due::release(&space, fixtures::bucket(), "p1", "test", &back).await.unwrap();
+    claim.again();
     let next = fixtures::claim(&space, &claim).await;
     assert_eq!((next.tasks.len(), next.purses[0], &next.tallies), (4, spent(4, 1), &tally(5, 2, 1)));
     // Leases that lapse count as well: the last five do, and five were waiting or came back.
     space.inject_now(Some(T0 + 60_000));
+    claim.again();
     let last = fixtures::claim(&space, &claim).await;
     assert_eq!((last.reaped, &last.tallies), (5, &tally(5, 2, 1)));
 }
@@ -123,6 +126,7 @@ async fn no_retries_means_fresh_tasks_only() {
     let mut claim = fixtures::claim_all("p1");
     claim.limits.no_retries = true;
     let only = fixtures::claim(&space, &claim).await;
+    claim.again();
     assert_eq!(only.tasks.iter().map(|task| task.id).collect::<Vec<_>>(), [fresh]);
     let again = fixtures::claim(&space, &claim).await;
     assert_eq!((again.tasks.len(), again.backlog), (0, 0));
@@ -143,6 +147,8 @@ async fn a_window_is_never_overspent_whatever_pods_do() {
         let rate = Rate { count: random.u32(1..60), per_ms: 1_000, burst: None };
         let window = format!("w{round}");
         let (mut now, mut held) = (T0 + round * 100_000, [0u32; 3]);
+        // One that died comes back under another name.
+        let mut lives = [0; 3];
         let mut unsaid: [Vec<(minutehand::model::UnixMs, u32)>; 3] = Default::default();
         // Until when a pod may use what it holds; a pod that died says nothing more.
         let mut until = [0i64; 3];
@@ -153,6 +159,7 @@ async fn a_window_is_never_overspent_whatever_pods_do() {
             let pod = random.usize(0..3);
             if random.u32(0..40) == 0 {
                 (held[pod], unsaid[pod]) = (0, Vec::new());
+                lives[pod] += 1;
                 continue;
             }
             if now > until[pod] {
@@ -177,7 +184,8 @@ async fn a_window_is_never_overspent_whatever_pods_do() {
                     spent: std::mem::take(&mut unsaid[pod]),
                 };
                 let ask = Ask { windows: vec![asked], ..Ask::default() };
-                let told = queue::allot(&space, &owner, &format!("p{pod}"), &ask).await.unwrap();
+                let name = format!("p{pod}-{}", lives[pod]);
+                let told = queue::allot(&space, &owner, &name, &ask).await.unwrap();
                 let (granted, wait) = told.windows[0];
                 assert!(granted <= wanted && wait >= 1, "{granted} of {wanted}, wait {wait}");
                 held[pod] += granted;
@@ -604,7 +612,8 @@ async fn retries_off_and_maintenance_hold_and_let_go() {
     };
     fleet.client.queue_set(&name("mail"), change).await.unwrap();
     let id = fleet.submit("mail", 1).await[0];
-    assert!(held(&id).await.starts_with("queue mail is in maintenance until 2"), "{}", held(&id).await);
+    let why = "queue mail is in maintenance until 2";
+    until("mail is held", async || held(&id).await.starts_with(why)).await;
     assert_eq!(fleet.client.counts().await.unwrap().0.succeeded, 0);
     fleet.client.set_retries(true, "op", "").await.unwrap();
     until("they go on", async || fleet.client.counts().await.unwrap().0.succeeded == 5).await;
