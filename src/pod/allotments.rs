@@ -31,6 +31,8 @@ const REST: Duration = Duration::from_millis(250);
 const SLEEP_MAX: Duration = Duration::from_millis(250);
 /// Most that is wanted of one window at a time: what one round of claims could take.
 const WANT_MAX: u32 = 2_000;
+/// How often a pod hears how a breaker stands, where it has nothing to say of it.
+const HEAR_EVERY_MS: i64 = 500;
 /// Tiers of tasks that have failed.
 const RETRIES: u8 = 0b111_1110;
 /// All tiers.
@@ -229,7 +231,8 @@ impl Owner {
                 BreakerState::HalfOpen if self.probes_wanted > 0 && self.probes == 0 => want(later),
                 // Somebody has to see that its time has come.
                 BreakerState::Open | BreakerState::HalfOpen => want(least(breaker.open_ms.clamp(50, 1_000))),
-                BreakerState::Closed => {}
+                // Other pods may have heard of failures.
+                BreakerState::Closed => want(least(HEAR_EVERY_MS)),
             }
         } else if !self.told {
             want(later);

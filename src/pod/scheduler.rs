@@ -2,8 +2,8 @@
 
 use super::Shared;
 use super::allotments::Settled;
-use super::membership::hand_back;
 use super::look::LookAhead;
+use super::membership::hand_back;
 use crate::clock;
 use crate::limits;
 use crate::metric;
@@ -132,8 +132,7 @@ impl Loop {
             && !view.queues.queues.is_empty()
         {
             let new = |task: &mut due::Granted| !view.groups.contains_key(&task.lane.group());
-            let rows: Vec<_> =
-                claimed.tasks.extract_if(.., new).map(|task| (task.id, task.grant)).collect();
+            let rows: Vec<_> = claimed.tasks.extract_if(.., new).map(|task| (task.id, task.grant)).collect();
             if !rows.is_empty() {
                 let shared = Arc::clone(&shared);
                 tokio::spawn(async move {

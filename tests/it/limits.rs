@@ -554,6 +554,9 @@ async fn a_breaker_holds_what_failed_and_says_so() {
     };
     until("the breaker opens", open).await;
     let id = fleet.submit("push", 1).await[0];
+    // A pod that has not heard of it yet may take it once.
+    let why = async || fleet.client.get(id).await.unwrap().unwrap().held.unwrap_or_default();
+    until("it is held", async || !why().await.is_empty()).await;
     let view = fleet.client.get(id).await.unwrap().unwrap();
     let held = view.held.unwrap_or_default();
     assert_eq!((view.state, view.view), (State::Pending, "held"), "{held}");
