@@ -38,6 +38,7 @@
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
+//! | `<namespace>:executors` | `lost`, `drained` (SET) | whose inbox is still to be looked after; who is to be given nothing |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
 
@@ -208,13 +209,15 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 9] = [
+pub const ROOM_KEYS: [(&str, &str); 11] = [
     ("frozen", "hash"),
     ("by_name", "hash"),
     ("by_code", "hash"),
     ("spread", "hash"),
     ("records", "hash"),
     ("seen", "zset"),
+    ("lost", "set"),
+    ("drained", "set"),
     ("slots", "hash"),
     ("inbox", "list"),
     ("urgent", "list"),
@@ -229,6 +232,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
             | ("spread", "spread")
             | ("freeze", "frozen")
             | ("pods" | "executors", "records" | "seen")
+            | ("executors", "lost" | "drained")
             | ("x", "slots" | "inbox" | "urgent")
     );
     match name {

@@ -67,6 +67,7 @@ pub const SCRIPTS: &[&str] = &[
     "run.ack",
     "member.beat",
     "member.leave",
+    "member.drain",
     "member.inbox",
     "member.offer",
     "member.take",

@@ -6,7 +6,7 @@ use crate::metric;
 use crate::model::{Bucket, Grant, TaskId};
 use crate::store::member::{self, PodRecord};
 use crate::store::{Space, StoreError, Subscription, due, queue};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -19,21 +19,18 @@ const NEWS_GATHER: Duration = Duration::from_millis(10);
 /// Beats, and publishes what it hears, until `stop` fires.
 pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, stop: CancellationToken) {
     let every = crate::clock::ms(shared.settings.lock_ms / BEATS_PER_LOCK).max(Duration::from_millis(50));
-    let mut seen: HashSet<String> = HashSet::new();
     let mut news = ["pods", "executors", "lanes", "freeze"].map(|room| member::news(&shared.space, room));
     let mut freeze_epoch = 0;
     let mut claimed_before = 0;
     loop {
         let claimed = shared.tally.claimed.load(Ordering::Relaxed);
         match tick(&shared, claimed > claimed_before, freeze_epoch).await {
-            Ok(view) => {
+            Ok((view, lost)) => {
                 claimed_before = claimed;
-                let live: HashSet<String> = view.executors.iter().map(|e| e.record.id.clone()).collect();
-                for lost in seen.difference(&live) {
-                    let (shared, lost) = (Arc::clone(&shared), lost.clone());
+                for lost in lost {
+                    let shared = Arc::clone(&shared);
                     tokio::spawn(async move { hand_back_inbox(&shared, &lost).await });
                 }
-                seen = live;
                 gauges(&shared, &view);
                 let view = Arc::new(view);
                 shared.dispatcher.learn(&view);
@@ -75,7 +72,8 @@ async fn any_news(news: &mut [Subscription; 4]) {
     }
 }
 
-async fn tick(shared: &Shared, busy: bool, freeze_epoch: u64) -> Result<View, StoreError> {
+/// Answers who lives, and which executors are lost.
+async fn tick(shared: &Shared, busy: bool, freeze_epoch: u64) -> Result<(View, Vec<String>), StoreError> {
     let (space, settings) = (&shared.space, &shared.settings);
     let me = PodRecord {
         id: settings.id.clone(),
@@ -89,10 +87,12 @@ async fn tick(shared: &Shared, busy: bool, freeze_epoch: u64) -> Result<View, St
         freeze_epoch,
     };
     let pods = member::beat_pod(space, &me, settings.lock_ms).await?;
-    let executors = member::executors(space).await?;
+    let roll = member::roll(space).await?;
     let groups = space.groups().await?;
     let freeze = queue::frozen(space).await?;
-    Ok(View::new(&pods, executors, groups, freeze))
+    let mut view = View::new(&pods, roll.live, groups, freeze);
+    view.default_policy = settings.routing;
+    Ok((view, roll.lost))
 }
 
 fn gauges(shared: &Shared, view: &View) {
@@ -124,7 +124,7 @@ async fn recall_frozen(shared: Arc<Shared>, view: Arc<View>) {
 
 /// What still lay in a lost executor's inbox goes back to its lanes. Several pods may try; each offer is taken once.
 async fn hand_back_inbox(shared: &Shared, executor: &str) {
-    match member::drain_inbox(&shared.space, executor).await {
+    match member::leave_executor(&shared.space, executor).await {
         Ok(offers) => {
             if !offers.is_empty() {
                 tracing::info!(executor, offers = offers.len(), "handing back the inbox of a lost executor");

@@ -12,10 +12,12 @@ pub mod ownership;
 pub mod pace;
 pub mod ready;
 pub mod scheduler;
+mod tables;
 pub mod view;
 
 use crate::limits;
 use crate::model::Priority;
+use crate::model::route::Policy;
 use crate::store::{Space, StoreError, member};
 use dispatch::Dispatcher;
 use pace::Pace;
@@ -47,6 +49,10 @@ pub struct PodSettings {
     pub gather_max_ms: u64,
     /// Shares of P0 to P5 in percent of their sum.
     pub weights: [u32; 6],
+    /// How tasks of queues are routed that have no way of their own.
+    pub routing: Policy,
+    /// How many routing decisions are kept with their inputs, a fair sample of all.
+    pub route_sample: usize,
 }
 
 impl Default for PodSettings {
@@ -60,6 +66,8 @@ impl Default for PodSettings {
             claim_rows: 500,
             gather_max_ms: limits::CLAIM_GATHER_MAX_MS,
             weights: Priority::WEIGHTS,
+            routing: Policy::default(),
+            route_sample: 0,
         }
     }
 }
@@ -135,8 +143,12 @@ impl Pod {
     /// Errors of Redis do not end it: its loops back off, say why, and go on.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StoreError> {
         let (publish, view) = watch::channel(Arc::new(View::default()));
-        let dispatcher =
-            Dispatcher::new(self.space.clone(), self.settings.id.clone(), Arc::clone(&self.tally));
+        let dispatcher = Dispatcher::new(
+            self.space.clone(),
+            self.settings.id.clone(),
+            Arc::clone(&self.tally),
+            self.settings.route_sample,
+        );
         let shared = Arc::new(Shared {
             dispatcher,
             pace: Pace::new(self.settings.gather_max_ms),

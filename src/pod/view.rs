@@ -1,5 +1,7 @@
 //! What a pod knows of the others, as plain data: who lives, who serves which queue.
 
+use crate::model::route::Policy;
+use crate::model::route::why::Offered;
 use crate::model::{Labels, LaneGroup};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Freeze;
@@ -24,11 +26,9 @@ impl Executor {
 
     /// Whether it takes tasks of a queue with these labels.
     pub fn serves(&self, group: &LaneGroup) -> bool {
-        let queue = group.queue.as_str();
-        !self.record.draining
-            && self.record.capacity + self.record.urgent_slots > 0
-            && self.record.queues.iter().any(|served| served == queue || served == "*")
-            && group.labels.satisfied_by(&self.labels)
+        let Self { record, labels, .. } = self;
+        let offered = Offered { queues: &record.queues, labels, draining: record.draining };
+        record.capacity + record.urgent_slots > 0 && offered.serves(group)
     }
 
     /// Its average run time of a queue's tasks in ms, if it ran some.
@@ -56,6 +56,10 @@ pub struct View {
     pub classes: Vec<Vec<usize>>,
     /// What is frozen.
     pub freeze: Freeze,
+    /// How queues are routed that have a way of their own, by code.
+    pub policies: HashMap<u32, Policy>,
+    /// How all others are.
+    pub default_policy: Policy,
 }
 
 impl View {
@@ -89,7 +93,12 @@ impl View {
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
-        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze }
+        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze, ..Self::default() }
+    }
+
+    /// How a queue's tasks are routed.
+    pub fn policy(&self, group: u32) -> Policy {
+        self.policies.get(&group).copied().unwrap_or(self.default_policy)
     }
 
     /// Executors (places in `executors`) that serve a queue; nothing when its code is not known yet.

@@ -73,6 +73,7 @@ scripts! {
     SPREAD = "queue.spread" "allow-oom" [] "queue/spread";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
     LEAVE = "member.leave" "allow-oom" [] "member/leave";
+    DRAIN = "member.drain" "allow-oom" [] "member/drain";
     INBOX = "member.inbox" "allow-oom" ["lib/room"] "member/inbox";
     OFFER = "member.offer" "allow-oom" ["lib/room"] "member/offer";
     RECALL = "member.recall" "allow-oom" ["lib/room"] "member/recall";
