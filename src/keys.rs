@@ -37,6 +37,7 @@
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
+//! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:executors` | `lost`, `drained` (SET) | whose inbox is still to be looked after; who is to be given nothing |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
@@ -233,6 +234,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
             | ("freeze", "frozen")
             | ("pods" | "executors", "records" | "seen")
             | ("executors", "lost" | "drained")
+            | ("queues", "records")
             | ("x", "slots" | "inbox" | "urgent")
     );
     match name {

@@ -82,6 +82,12 @@ pub enum Command {
     Freeze(FreezeArgs),
     /// Let what was frozen start again
     Thaw(FreezeArgs),
+    /// Queues: list, show, set, pause, resume
+    #[command(subcommand)]
+    Queue(super::queue::QueueCommand),
+    /// Executors: list, show, drain, resume
+    #[command(subcommand)]
+    Executor(super::executor::ExecutorCommand),
     /// Tell a task's whole life, with causes
     Trace(IdArgs),
     /// Dead letters: list, show, redrive, delete
@@ -291,9 +297,12 @@ pub struct WorkArgs {
     /// Queue to take tasks from; may be given several times
     #[arg(long, required = true, value_name = "NAME")]
     pub queue: Vec<String>,
-    /// Tasks that run at the same time [default: 32]
+    /// Tasks that run at the same time [default: what suits --kind]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub slots: Option<u32>,
+    /// What tasks spend their time with: io, 8 slots for each processor, or cpu, one for each and one more [default: io]
+    #[arg(long, value_name = "KIND")]
+    pub kind: Option<String>,
     /// Run this command for each task
     #[arg(long, value_name = "CMD")]
     pub exec: Option<String>,
@@ -388,9 +397,15 @@ pub struct SubmitArgs {
     /// Time-outs, and how safe it must be.
     #[command(flatten)]
     pub care: CareArgs,
-    /// Label an executor must have; may be given several times
+    /// Label an executor must have, such as gpu or zone=a; may be given several times
     #[arg(long, value_name = "LABEL")]
     pub label: Vec<String>,
+    /// How long it is thought to run, such as 200ms; by this executors are chosen [default: its queue's average]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub cost: Option<String>,
+    /// Tasks with the same key go to the same executor, where their queue is routed by consistent_hash
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
+    pub routing_key: Option<String>,
     /// Text, @FILE for a file's content, or - for stdin; at most 1 MiB
     #[arg(long, default_value = "", value_name = "TEXT|@FILE|-", allow_hyphen_values = true)]
     pub payload: String,
@@ -535,8 +550,9 @@ impl Command {
             Self::Dev(DevArgs { listen, .. }) | Self::Serve(ServeArgs { listen, .. }) => {
                 flag("--listen", "pod.listen", listen.clone()).into_iter().collect()
             }
-            Self::Work(WorkArgs { slots, journal, .. }) => [
+            Self::Work(WorkArgs { slots, kind, journal, .. }) => [
                 flag("--slots", "executor.slots", slots.map(|n| n.to_string())),
+                flag("--kind", "executor.kind", kind.clone()),
                 flag("--journal", "executor.journal", journal.clone()),
             ]
             .into_iter()
@@ -593,11 +609,19 @@ mod tests {
             "minutehand submit --queue Q --start-before 5m",
             "minutehand import f.csv --queue Q --timeout 30s --durability always",
             "minutehand work --queue Q --discard --journal /var/lib/mh/journal",
+            "minutehand work --queue Q --discard --kind cpu",
+            "minutehand submit --queue Q --label gpu --label zone=a --cost 200ms --routing-key K",
+            "minutehand executor list",
+            "minutehand executor drain ex-1 --output json",
+            "minutehand executor replay routes.ndjson",
             "minutehand cancel ID",
             "minutehand reschedule ID --in 5m",
             "minutehand status --output json",
             "minutehand check",
             "minutehand config show --origin",
+            "minutehand queue list --output json",
+            "minutehand queue set Q --retries 5 --lease auto",
+            "minutehand queue pause Q --why x",
         ] {
             assert!(parse(line).is_ok(), "{line}: {:?}", parse(line).unwrap_err());
         }

@@ -4,6 +4,7 @@ use super::error::{CliError, Exit};
 use super::{connect, signal};
 use crate::http::{self, HttpState};
 use crate::model::Namespace;
+use crate::model::queue::Weights;
 use crate::pod::{Pod, PodSettings};
 use crate::settings::{Loaded, Settings};
 use crate::store::Space;
@@ -36,12 +37,18 @@ pub async fn prepare(
         .hint("--listen 127.0.0.1:0 takes a free port")
     })?;
     let http = listener.local_addr().unwrap_or(wanted);
+    let record = Some(settings.pod.route_record.clone()).filter(|path| !path.as_os_str().is_empty());
     let pod = PodSettings {
         listen: http.to_string(),
         lock_ms: settings.pod.lock.ms(),
         poll_ms: settings.pod.poll.ms(),
         dispatch_ms: settings.defaults.dispatch_timeout.ms(),
         gather_max_ms: settings.pod.gather.ms().unsigned_abs(),
+        weights: settings.pod.weights.parse::<Weights>()?.0,
+        routing: settings.pod.routing,
+        ageing_ms: settings.pod.ageing.ms(),
+        route_sample: if record.is_some() { settings.pod.route_sample as usize } else { 0 },
+        route_record: record,
         ..PodSettings::default()
     };
     Ok(Served { pod: Pod::new(space, pod), listener, http, metrics })

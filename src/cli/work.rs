@@ -13,6 +13,7 @@ fn settings(args: &WorkArgs, loaded: &Loaded) -> ExecutorSettings {
     ExecutorSettings {
         name: args.name.clone().unwrap_or_default(),
         slots: executor.slots,
+        kind: executor.kind,
         urgent_slots: executor.urgent_slots,
         prefetch: executor.prefetch,
         labels: args.label.clone(),

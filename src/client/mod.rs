@@ -3,14 +3,20 @@
 //! Every door (the CLI, HTTP, a program of yours) goes through [`Client`], so all of them check alike.
 
 mod dead;
+mod executors;
 mod history;
+mod holds;
 mod query;
+mod queues;
 mod stream;
 mod submit;
 
 pub use dead::{DeadFilter, DeadView, Redriven};
+pub use executors::{Drained, ExecutorView, Pools};
 pub use history::{EventTail, Trace};
+pub use holds::{HeldQueue, Holds};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
+pub use queues::{QueueChange, QueueView};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, NewTask, SubmitError, Submitted};
 

@@ -249,6 +249,14 @@ impl Link for Fake {
         Ok(())
     }
 
+    async fn roll(&self) -> Result<Vec<ExecutorRecord>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn sign_off(&self, _: &str) -> Result<Vec<Offer>, StoreError> {
+        Ok(Vec::new())
+    }
+
     async fn leave(&self) -> Result<Vec<Offer>, StoreError> {
         let mut state = self.state.lock();
         state.left = true;

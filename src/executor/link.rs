@@ -49,6 +49,10 @@ pub(super) trait Link: Send + Sync + 'static {
     fn beat(&self, record: &ExecutorRecord) -> impl Future<Output = Result<(), StoreError>> + Send;
     /// Leaves the registry; gives back what was still in the inbox.
     fn leave(&self) -> impl Future<Output = Result<Vec<Offer>, StoreError>> + Send;
+    /// The live executors.
+    fn roll(&self) -> impl Future<Output = Result<Vec<ExecutorRecord>, StoreError>> + Send;
+    /// Signs off an executor that is known to be dead; gives back what was in its inbox.
+    fn sign_off(&self, id: &str) -> impl Future<Output = Result<Vec<Offer>, StoreError>> + Send;
     /// Subscribes to the wake-ups.
     fn wakes(&self) -> Self::Wakes;
     /// Takes offers out of the inbox and reports what is in hand.
@@ -132,6 +136,14 @@ impl Link for SpaceLink {
 
     async fn leave(&self) -> Result<Vec<Offer>, StoreError> {
         member::leave_executor(&self.space, &self.id).await
+    }
+
+    async fn roll(&self) -> Result<Vec<ExecutorRecord>, StoreError> {
+        member::executors(&self.space).await
+    }
+
+    async fn sign_off(&self, id: &str) -> Result<Vec<Offer>, StoreError> {
+        member::leave_executor(&self.space, id).await
     }
 
     fn wakes(&self) -> Subscription {

@@ -202,6 +202,9 @@ impl Spec {
                 format!("{lease} ms must lie between 1 s and 24 h"),
             ));
         }
+        if let Some(key) = &self.extras.routing_key {
+            check_key("routing_key", key.as_bytes())?;
+        }
         if self.timeout_ms == Some(0) {
             return Err(FieldError::new("timeout", Reason::OutOfRange, "0 ms would end every run at once"));
         }

@@ -4,7 +4,6 @@
 //! current by the answer to each offer, or, where it has offered nothing lately, what the executor
 //! reported. A claim first *holds* a part of that room, so that what it brings can be delivered.
 
-use super::membership::hand_back;
 use super::tables::Tables;
 use super::view::{Class, Executor, View};
 use super::{PodTally, Shared};
@@ -14,7 +13,7 @@ use crate::metric;
 use crate::model::route::record::{Decision, SEATS_RECORDED_MAX, Sample};
 use crate::model::route::{Policy, Seat, Work};
 use crate::model::{Bucket, Grant, Spec, TaskId, UnixMs, spec};
-use crate::store::due::{Granted, Quota};
+use crate::store::due::{Granted, Quota, hand_back};
 use crate::store::member::{self, Offer, OfferAnswer, RESERVATION_MS};
 use crate::store::run::{self, StartRow};
 use crate::store::{Space, StoreError};
@@ -490,14 +489,14 @@ impl Dispatcher {
     /// Tasks that nobody serves go back; their queue is then known as closed.
     async fn strand(&self, parcels: Vec<Parcel>) {
         let view = Arc::clone(&self.inner.lock().view);
-        let frozen = |parcel: &Parcel| {
-            view.groups
-                .get(&parcel.group)
-                .is_some_and(|(group, _)| view.freeze.of_queue(&group.queue).is_some())
-        };
-        let (held, unserved): (Vec<_>, Vec<_>) = parcels.iter().partition(|parcel| frozen(parcel));
+        let queue_of = |parcel: &Parcel| view.groups.get(&parcel.group).map(|(group, _)| &group.queue);
+        let frozen = |parcel: &&Parcel| queue_of(parcel).is_some_and(|q| view.freeze.of_queue(q).is_some());
+        let paused = |parcel: &&Parcel| queue_of(parcel).is_some_and(|q| view.queues.pause_of(q).is_some());
+        let (held, others): (Vec<_>, Vec<_>) = parcels.iter().partition(frozen);
+        let (resting, unserved): (Vec<_>, Vec<_>) = others.into_iter().partition(paused);
         let kinds = [
             (held, "frozen", "frozen"),
+            (resting, "paused", "its queue is paused"),
             (unserved, "no_executor", "no executor serves its queue and labels"),
         ];
         for (parcels, label, cause) in kinds {

@@ -3,10 +3,9 @@
 use super::view::View;
 use super::{BEATS_PER_LOCK, Shared};
 use crate::metric;
-use crate::model::{Bucket, Grant, TaskId};
+use crate::store::due::hand_back;
 use crate::store::member::{self, PodRecord};
-use crate::store::{Space, StoreError, Subscription, due, queue};
-use std::collections::HashMap;
+use crate::store::{StoreError, Subscription, queue};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -19,12 +18,13 @@ const NEWS_GATHER: Duration = Duration::from_millis(10);
 /// Beats, and publishes what it hears, until `stop` fires.
 pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, stop: CancellationToken) {
     let every = crate::clock::ms(shared.settings.lock_ms / BEATS_PER_LOCK).max(Duration::from_millis(50));
-    let mut news = ["pods", "executors", "lanes", "freeze"].map(|room| member::news(&shared.space, room));
-    let mut freeze_epoch = 0;
+    let mut news =
+        ["pods", "executors", "lanes", "freeze", "queues"].map(|room| member::news(&shared.space, room));
+    let (mut freeze_epoch, mut queues_epoch) = (0, 0);
     let mut claimed_before = 0;
     loop {
         let claimed = shared.tally.claimed.load(Ordering::Relaxed);
-        match tick(&shared, claimed > claimed_before, freeze_epoch).await {
+        match tick(&shared, claimed > claimed_before, [freeze_epoch, queues_epoch]).await {
             Ok((view, lost)) => {
                 claimed_before = claimed;
                 for lost in lost {
@@ -38,9 +38,14 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
                 if view.freeze.epoch != freeze_epoch {
                     freeze_epoch = view.freeze.epoch;
                     if !view.freeze.frozen.is_empty() {
-                        tokio::spawn(recall_frozen(Arc::clone(&shared), view));
+                        tokio::spawn(recall_frozen(Arc::clone(&shared), Arc::clone(&view)));
                     }
                     // Whoever froze it waits to hear that this pod follows.
+                    queues_epoch = view.queues.epoch;
+                    continue;
+                }
+                if view.queues.epoch != queues_epoch {
+                    queues_epoch = view.queues.epoch;
                     continue;
                 }
             }
@@ -62,18 +67,23 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
     }
 }
 
-async fn any_news(news: &mut [Subscription; 4]) {
-    let [pods, executors, lanes, freeze] = news;
+async fn any_news(news: &mut [Subscription; 5]) {
+    let [pods, executors, lanes, freeze, queues] = news;
     tokio::select! {
         _ = pods.recv() => {}
         _ = executors.recv() => {}
         _ = lanes.recv() => {}
         _ = freeze.recv() => {}
+        _ = queues.recv() => {}
     }
 }
 
 /// Answers who lives, and which executors are lost.
-async fn tick(shared: &Shared, busy: bool, freeze_epoch: u64) -> Result<(View, Vec<String>), StoreError> {
+async fn tick(
+    shared: &Shared,
+    busy: bool,
+    [freeze_epoch, queues_epoch]: [u64; 2],
+) -> Result<(View, Vec<String>), StoreError> {
     let (space, settings) = (&shared.space, &shared.settings);
     let me = PodRecord {
         id: settings.id.clone(),
@@ -85,12 +95,14 @@ async fn tick(shared: &Shared, busy: bool, freeze_epoch: u64) -> Result<(View, V
         draining: false,
         busy,
         freeze_epoch,
+        queues_epoch,
     };
     let pods = member::beat_pod(space, &me, settings.lock_ms).await?;
     let roll = member::roll(space).await?;
     let groups = space.groups().await?;
     let freeze = queue::frozen(space).await?;
-    let mut view = View::new(&pods, roll.live, groups, freeze);
+    let queues = queue::refresh(space).await?;
+    let mut view = View::new(&pods, roll.live, groups, freeze, queues);
     view.default_policy = settings.routing;
     Ok((view, roll.lost))
 }
@@ -136,21 +148,6 @@ async fn hand_back_inbox(shared: &Shared, executor: &str) {
         }
         Err(error) => {
             tracing::warn!(executor, %error, "could not hand back the inbox of a lost executor; its tasks come back by their dispatch time-out")
-        }
-    }
-}
-
-/// Gives grants of any buckets back. What cannot be given back now comes back by its dispatch time-out.
-pub(super) async fn hand_back(space: &Space, who: &str, cause: &str, rows: Vec<(TaskId, Grant)>) {
-    let mut by_bucket: HashMap<Bucket, Vec<(TaskId, Grant)>> = HashMap::new();
-    for row in rows {
-        by_bucket.entry(row.0.bucket()).or_default().push(row);
-    }
-    for (bucket, rows) in by_bucket {
-        for piece in rows.chunks(crate::limits::BATCH_MAX_ROWS) {
-            if let Err(error) = due::release(space, bucket, who, cause, piece).await {
-                tracing::warn!(%bucket, tasks = piece.len(), %error, "could not hand back; the dispatch time-out will");
-            }
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod membership;
 pub mod ownership;
 pub mod pace;
 pub mod ready;
+mod record;
 pub mod scheduler;
 mod tables;
 pub mod view;
@@ -22,6 +23,7 @@ use crate::store::{Space, StoreError, member};
 use dispatch::Dispatcher;
 use pace::Pace;
 use ready::Readiness;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -53,6 +55,11 @@ pub struct PodSettings {
     pub routing: Policy,
     /// How many routing decisions are kept with their inputs, a fair sample of all.
     pub route_sample: usize,
+    /// File into which they are written.
+    pub route_record: Option<PathBuf>,
+    /// How long the oldest task of a priority must have waited for its turn until the priority counts double;
+    /// 0 for never.
+    pub ageing_ms: i64,
 }
 
 impl Default for PodSettings {
@@ -68,6 +75,8 @@ impl Default for PodSettings {
             weights: Priority::WEIGHTS,
             routing: Policy::default(),
             route_sample: 0,
+            route_record: None,
+            ageing_ms: 0,
         }
     }
 }
@@ -163,6 +172,7 @@ impl Pod {
         let members = CancellationToken::new();
         loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
         let dispatching = CancellationToken::new();
+        loops.spawn(record::run(Arc::clone(&shared), dispatching.clone()));
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
         let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));
         // The claim loops end first; what they claimed is then delivered or handed back.

@@ -1,8 +1,9 @@
 //! What a pod knows of the others, as plain data: who lives, who serves which queue.
 
+use crate::model::queue::Routing;
 use crate::model::route::Policy;
 use crate::model::route::why::Offered;
-use crate::model::{Labels, LaneGroup};
+use crate::model::{Labels, LaneGroup, QueueTable};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Freeze;
 use std::collections::{BTreeMap, HashMap};
@@ -56,10 +57,12 @@ pub struct View {
     pub classes: Vec<Vec<usize>>,
     /// What is frozen.
     pub freeze: Freeze,
-    /// How queues are routed that have a way of their own, by code.
-    pub policies: HashMap<u32, Policy>,
-    /// How all others are.
+    /// What is set for queues.
+    pub queues: Arc<QueueTable>,
+    /// How queues are routed that have no way of their own.
     pub default_policy: Policy,
+    /// How the others are, by code.
+    policies: HashMap<u32, Policy>,
 }
 
 impl View {
@@ -69,6 +72,7 @@ impl View {
         executors: Vec<ExecutorRecord>,
         groups: Vec<(u32, LaneGroup)>,
         freeze: Freeze,
+        queues: Arc<QueueTable>,
     ) -> Self {
         let mut names: Vec<String> =
             pods.iter().filter(|pod| !pod.draining).map(|pod| pod.id.clone()).collect();
@@ -80,9 +84,10 @@ impl View {
         let mut classes: Vec<Vec<usize>> = vec![Vec::new()];
         let mut known: BTreeMap<Vec<usize>, usize> = BTreeMap::from([(Vec::new(), 0)]);
         let mut by_group = HashMap::with_capacity(groups.len());
+        let mut policies = HashMap::new();
         for (code, group) in groups {
-            // Frozen queues are nobody's: their lanes stand aside until they are thawed.
-            let open = freeze.of_queue(&group.queue).is_none();
+            // Queues that are frozen or paused are nobody's: their lanes stand aside until they may go on.
+            let open = freeze.of_queue(&group.queue).is_none() && queues.pause_of(&group.queue).is_none();
             let serving: Vec<usize> = (0..if open { executors.len() } else { 0 })
                 .filter(|at| executors[*at].serves(&group))
                 .collect();
@@ -90,10 +95,24 @@ impl View {
                 classes.push(serving.clone());
                 classes.len() - 1
             });
+            policies.extend(
+                queues.of(&group.queue).routing.as_ref().and_then(Routing::policy).map(|own| (code, own)),
+            );
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
-        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze, ..Self::default() }
+        let default_policy = Policy::default();
+        Self {
+            pods: names,
+            busy_pods,
+            executors,
+            groups: by_group,
+            classes,
+            freeze,
+            queues,
+            default_policy,
+            policies,
+        }
     }
 
     /// How a queue's tasks are routed.
@@ -131,7 +150,7 @@ mod tests {
             ["a", "b", "a|gpu", "c"].iter().zip(1..).map(|(text, code)| (code, group(text))).collect();
         let draining = ExecutorRecord { draining: true, ..executor("z", &["*"], &[]) };
         let executors = vec![executor("y", &["a", "b"], &[]), executor("x", &["*"], &["gpu"]), draining];
-        let view = View::new(&[], executors, groups, Freeze::default());
+        let view = View::new(&[], executors, groups, Freeze::default(), Arc::default());
         assert_eq!(view.serving(1), Some(&[0, 1][..]));
         assert_eq!(view.groups[&1].1, view.groups[&2].1);
         assert_eq!(view.serving(3), Some(&[0][..]), "labels count");

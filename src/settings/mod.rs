@@ -13,6 +13,8 @@ pub use layer::{Flag, Loaded, Origin, SettingsError, Sources};
 pub use near::nearest;
 pub use span::Span;
 
+use crate::executor::WorkKind;
+use crate::model::route::Policy;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -74,14 +76,26 @@ pub struct PodSection {
     pub poll: Span,
     /// Longest gathering of a busy claim loop.
     pub gather: Span,
+    /// How an executor is chosen for tasks of queues that have no way of their own.
+    pub routing: Policy,
+    /// Shares of P0 to P5, in the grammar of [`crate::model::queue::Weights`].
+    pub weights: String,
+    /// How long a task must wait for its turn until its priority's share doubles; zero for never.
+    pub ageing: Span,
+    /// File for a sample of the routing decisions; empty for none.
+    pub route_record: PathBuf,
+    /// How many of them it has.
+    pub route_sample: u32,
 }
 
 /// A process that runs tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExecutorSection {
-    /// Tasks that run at the same time.
+    /// Tasks that run at the same time; zero for what suits the kind.
     pub slots: u32,
+    /// What they spend their time with.
+    pub kind: WorkKind,
     /// Slots beside these for P0 and P1 alone.
     pub urgent_slots: u32,
     /// Tasks that may be fetched ahead of free slots.

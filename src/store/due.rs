@@ -7,6 +7,7 @@ use super::space::Space;
 use crate::limits;
 use crate::model::{Bucket, Grant, LaneCode, Nonce, Spec, TaskId, UnixMs, digits};
 use bytes::Bytes;
+use std::collections::HashMap;
 
 /// How much of one queue (with its labels) may be claimed now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -310,4 +311,18 @@ pub async fn yield_bucket(
     args.bytes(clip(pod, 32)).bytes(permit);
     space.call(&script::YIELD, space.guard(bucket), args).await?.ok()?;
     Ok(())
+}
+/// Gives grants of any buckets back. What cannot be given back now comes back by its dispatch time-out.
+pub async fn hand_back(space: &Space, who: &str, cause: &str, rows: Vec<(TaskId, Grant)>) {
+    let mut by_bucket: HashMap<Bucket, Vec<(TaskId, Grant)>> = HashMap::new();
+    for row in rows {
+        by_bucket.entry(row.0.bucket()).or_default().push(row);
+    }
+    for (bucket, rows) in by_bucket {
+        for piece in rows.chunks(limits::BATCH_MAX_ROWS) {
+            if let Err(error) = release(space, bucket, who, cause, piece).await {
+                tracing::warn!(%bucket, tasks = piece.len(), %error, "could not hand back; the dispatch time-out will");
+            }
+        }
+    }
 }

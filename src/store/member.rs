@@ -44,6 +44,8 @@ pub struct ExecutorRecord {
     pub machine: String,
     /// When its process began, in the machine's own count; 0 where not known.
     pub began: u64,
+    /// Where its journal lies; empty where it keeps none.
+    pub journal_at: String,
     /// Heartbeats before this one.
     pub beats: u64,
     /// Estimated work in hand, in ms.
@@ -82,6 +84,9 @@ pub struct PodRecord {
     pub busy: bool,
     /// The last change of what is frozen that it follows.
     pub freeze_epoch: u64,
+    /// The last change of what is set for queues that it follows.
+    #[serde(default)]
+    pub queues_epoch: u64,
 }
 
 fn registry(space: &Space, room: &str) -> Guard {

@@ -16,5 +16,6 @@ mod pair;
 mod pod;
 mod queue;
 mod read;
+mod routing;
 mod run;
 mod timeouts;
