@@ -78,7 +78,7 @@ pub enum Command {
     Cancel(IdArgs),
     /// Change when a task is due
     Reschedule(RescheduleArgs),
-    /// Let nothing more of a queue or of everything start; what runs goes on
+    /// Let nothing more of a queue, a plan or of everything start; what runs goes on
     Freeze(FreezeArgs),
     /// Let what was frozen start again
     Thaw(FreezeArgs),
@@ -113,15 +113,19 @@ pub enum Command {
 
 /// What to freeze or thaw.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("scope").required(true).args(["queue", "all"])), after_help = "\
+#[command(group(ArgGroup::new("scope").required(true).args(["queue", "plan", "all"])), after_help = "\
 Nothing more starts within a second; offers that have not started come back out of the inboxes.
 Examples:
   minutehand freeze --queue push.sms --why 'gateway is down'
+  minutehand freeze --plan spring-sale --why 'wrong text'
   minutehand thaw --queue push.sms")]
 pub struct FreezeArgs {
     /// This queue
     #[arg(long, value_name = "NAME")]
     pub queue: Option<String>,
+    /// The tasks that were submitted or imported under this plan
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
     /// Everything in the namespace
     #[arg(long)]
     pub all: bool,
@@ -406,6 +410,9 @@ pub struct SubmitArgs {
     /// Tasks with the same key go to the same executor, where their queue is routed by consistent_hash
     #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     pub routing_key: Option<String>,
+    /// Plan it belongs to: all tasks of a plan can be frozen as one
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
     /// Text, @FILE for a file's content, or - for stdin; at most 1 MiB
     #[arg(long, default_value = "", value_name = "TEXT|@FILE|-", allow_hyphen_values = true)]
     pub payload: String,
@@ -454,6 +461,9 @@ pub struct ImportArgs {
     /// Column of the idempotency key; keys are kept for 7 days after their task ended
     #[arg(long, value_name = "COLUMN")]
     pub key: Option<String>,
+    /// Plan that all tasks belong to: they can be frozen as one
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
     /// Priority of all tasks [default: P3]
     #[arg(long, value_name = "P0-P5", conflicts_with = "priority_column")]
     pub priority: Option<String>,

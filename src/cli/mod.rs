@@ -121,7 +121,8 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
             import::command::plan(args, crate::model::UnixMs(0))?;
             let client = connect::client(loaded).await?;
             let any = crate::model::QueueName::new("any")?;
-            let template = connect::task(&loaded.settings, any)?;
+            let plan = args.plan.as_deref().map(crate::model::PlanName::new).transpose()?;
+            let template = crate::client::NewTask { plan, ..connect::task(&loaded.settings, any)? };
             let now = crate::model::UnixMs(client.space().clock().now_ms());
             import::command::run(args, now, import::sink::ClientSink::new(client, template), output).await
         }

@@ -8,7 +8,7 @@ use crate::client::{Due, NewTask};
 use crate::limits;
 use crate::model::slice::parse_duration_ms;
 use crate::model::spec::Extras;
-use crate::model::{FieldError, Key, Labels, QueueName, Reason};
+use crate::model::{FieldError, Key, Labels, PlanName, QueueName, Reason};
 use crate::settings::Loaded;
 
 /// Makes a task of options. Everything is checked before Redis is asked.
@@ -26,6 +26,7 @@ pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
         priority: args.priority.parse()?,
         due: due(when(&args.due)?),
         key,
+        plan: args.plan.as_deref().map(PlanName::new).transpose()?,
         payload: payload(&args.payload)?,
         ..connect::task(&loaded.settings, QueueName::new(&args.queue)?)?
     })

@@ -3,7 +3,9 @@
 use super::holds::{HeldQueue, Holds};
 use super::{Client, ClientError, repeat};
 use crate::model::route::why::{self, Offered};
-use crate::model::{Bucket, Labels, LaneCode, LaneGroup, Phase, Priority, Spec, State, TaskId, UnixMs};
+use crate::model::{
+    Bucket, Labels, LaneCode, LaneGroup, Phase, PlanName, Priority, Spec, State, TaskId, UnixMs,
+};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Frozen;
 use crate::store::read::{self, Attempt, BucketCounts, Found, Lags};
@@ -48,7 +50,7 @@ pub struct TaskView {
     pub key: Option<String>,
     /// Its plan.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub plan: Option<String>,
+    pub plan: Option<PlanName>,
     /// Why nobody takes it, where it is ripe and nobody can.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unserved: Option<String>,
@@ -103,7 +105,7 @@ pub struct Counts {
     pub ready: i64,
     /// Pending after a failure. Approximate.
     pub retrying: i64,
-    /// Ripe in a lane that may not be claimed. Approximate.
+    /// Ripe in a lane that may not be claimed, or of a frozen plan. Approximate.
     pub held: i64,
     /// Granted.
     pub running: i64,
@@ -130,10 +132,11 @@ impl Counts {
             holds.all() || group.is_some_and(|group| holds.of_queue(&group.queue).is_some())
         };
         let lanes = bucket.parked.iter().chain(&bucket.ready);
-        let held: i64 = lanes.filter(|(lane, _)| frozen(lane)).map(|(_, size)| *size as i64).sum();
+        let aside: i64 = lanes.filter(|(lane, _)| frozen(lane)).map(|(_, size)| *size as i64).sum();
+        let held = aside + bucket.count("held");
         let pending = bucket.count("pending");
         let retrying = bucket.tries.min(pending);
-        let ready = (bucket.count("ready") - held).max(0);
+        let ready = (bucket.count("ready") - aside).max(0);
         Self {
             submitted: bucket.count("submitted"),
             waiting: bucket.count("waiting"),
@@ -394,7 +397,10 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         State::Pending => Holds::read(space).await?,
         _ => Holds::default(),
     };
-    let held = group.as_ref().and_then(|group| holds.of_queue(&group.queue));
+    let held = group
+        .as_ref()
+        .and_then(|group| holds.of_queue(&group.queue))
+        .or_else(|| holds.of_plan(plan.as_ref()?));
     let view = match (found.state, &found.run) {
         (State::Running, Some(run)) if run.phase == Phase::Claimed => "claimed",
         (State::Running, Some(run)) if run.phase == Phase::Offered => "offered",

@@ -12,7 +12,7 @@ use crate::limits;
 use crate::metric;
 use crate::model::route::record::{Decision, SEATS_RECORDED_MAX, Sample};
 use crate::model::route::{Policy, Seat, Work};
-use crate::model::{Bucket, Grant, Spec, TaskId, UnixMs, spec};
+use crate::model::{Bucket, Grant, PlanName, Spec, TaskId, UnixMs, spec};
 use crate::store::due::{Granted, Quota, hand_back};
 use crate::store::member::{self, Offer, OfferAnswer, RESERVATION_MS};
 use crate::store::run::{self, StartRow};
@@ -83,6 +83,14 @@ struct Outbox {
     ask: bool,
     /// No room was left when last heard: a push will tell.
     tight: bool,
+}
+
+impl Parcel {
+    /// Whether its plan is frozen.
+    fn is_frozen(&self, view: &View) -> bool {
+        !view.frozen_plans.is_empty()
+            && Offer::peek_plan(&self.offer).is_some_and(|plan| view.freeze.of_plan(plan).is_some())
+    }
 }
 
 impl Outbox {
@@ -244,6 +252,7 @@ pub(crate) struct Hold<'a> {
     pub normal: u32,
     pub default_quota: Quota,
     pub quotas: Vec<(u32, Quota)>,
+    pub frozen_plans: Arc<[PlanName]>,
 }
 
 impl Drop for Hold<'_> {
@@ -390,7 +399,8 @@ impl Dispatcher {
             .flat_map(|mut outbox| outbox.urgent.drain(..).chain(outbox.normal.drain(..)).collect::<Vec<_>>())
             .collect();
         let served = |view: &View, code: &u32| view.serving(*code).is_some_and(|serving| !serving.is_empty());
-        let opened = view.groups.keys().any(|code| served(view, code) && !served(&inner.view, code));
+        let opened = inner.view.frozen_plans != view.frozen_plans
+            || view.groups.keys().any(|code| served(view, code) && !served(&inner.view, code));
         inner.view = Arc::clone(view);
         inner.waiting.extend(lost);
         drop(inner);
@@ -420,12 +430,14 @@ impl Dispatcher {
                 normal: 0,
                 default_quota: Quota::Closed,
                 quotas: Vec::new(),
+                frozen_plans: Arc::clone(&inner.view.frozen_plans),
             };
         }
         inner.starved |= any == 0 && inner.held > 0;
         inner.held += any;
         let (default_quota, quotas) = quotas(&inner);
-        Hold { dispatcher: self, any, normal, default_quota, quotas }
+        let frozen_plans = Arc::clone(&inner.view.frozen_plans);
+        Hold { dispatcher: self, any, normal, default_quota, quotas, frozen_plans }
     }
 
     /// Routes claimed tasks and starts to send them.
@@ -456,7 +468,7 @@ impl Dispatcher {
         let mut inner = self.inner.lock();
         let view = Arc::clone(&inner.view);
         for mut parcel in parcels {
-            if view.serving(parcel.group).is_none_or(<[usize]>::is_empty) {
+            if view.serving(parcel.group).is_none_or(<[usize]>::is_empty) || parcel.is_frozen(&view) {
                 stranded.push(parcel);
                 continue;
             }
@@ -490,7 +502,9 @@ impl Dispatcher {
     async fn strand(&self, parcels: Vec<Parcel>) {
         let view = Arc::clone(&self.inner.lock().view);
         let queue_of = |parcel: &Parcel| view.groups.get(&parcel.group).map(|(group, _)| &group.queue);
-        let frozen = |parcel: &&Parcel| queue_of(parcel).is_some_and(|q| view.freeze.of_queue(q).is_some());
+        let frozen = |parcel: &&Parcel| {
+            parcel.is_frozen(&view) || queue_of(parcel).is_some_and(|q| view.freeze.of_queue(q).is_some())
+        };
         let paused = |parcel: &&Parcel| queue_of(parcel).is_some_and(|q| view.queues.pause_of(q).is_some());
         let (held, others): (Vec<_>, Vec<_>) = parcels.iter().partition(frozen);
         let (resting, unserved): (Vec<_>, Vec<_>) = others.into_iter().partition(paused);
@@ -510,16 +524,18 @@ impl Dispatcher {
     /// Sends what is queued for one executor, batch after batch, until nothing is.
     async fn send(&self, shared: &Arc<Shared>, executor: &str) {
         loop {
-            let Some((urgent, normal, want)) = self.load(executor) else { return };
+            let Some((urgent, normal, want, epoch)) = self.load(executor) else { return };
             let sent = clock::mono();
-            let answer = self.offer_with_repeats(executor, &urgent, &normal, want).await;
+            let answer = self.offer_with_repeats(executor, &urgent, &normal, want, epoch).await;
             self.sent(shared, executor, sent, urgent, normal, want, answer);
         }
     }
 
-    /// The next batch for an executor and the room wanted afterwards; nothing when its outbox is empty.
-    fn load(&self, executor: &str) -> Option<(Vec<Parcel>, Vec<Parcel>, u32)> {
+    /// The next batch for an executor, the room wanted afterwards, and the freeze it was made under; nothing when its
+    /// outbox is empty.
+    fn load(&self, executor: &str) -> Option<(Vec<Parcel>, Vec<Parcel>, u32, u64)> {
         let mut inner = self.inner.lock();
+        let epoch = inner.view.freeze.epoch;
         let want = if self.demand.load(Ordering::Relaxed) > 0 { want(&inner.view, executor) } else { 0 };
         let outbox = inner.outbox(executor)?;
         let mut bytes = 0;
@@ -542,7 +558,7 @@ impl Dispatcher {
             return None;
         }
         outbox.ask = false;
-        Some((urgent, normal, want))
+        Some((urgent, normal, want, epoch))
     }
 
     async fn offer_with_repeats(
@@ -551,13 +567,14 @@ impl Dispatcher {
         urgent: &[Parcel],
         normal: &[Parcel],
         want: u32,
+        epoch: u64,
     ) -> Result<OfferAnswer, StoreError> {
         let offers =
             |parcels: &[Parcel]| parcels.iter().map(|parcel| parcel.offer.clone()).collect::<Vec<_>>();
         let (urgent, normal) = (offers(urgent), offers(normal));
         let mut repeats = 0;
         loop {
-            match member::offer(&self.space, &self.pod, executor, &urgent, &normal, want).await {
+            match member::offer(&self.space, &self.pod, executor, &urgent, &normal, want, epoch).await {
                 // Only the same executor may be asked again: it drops what it has seen.
                 Err(error) if error.is_retryable() && repeats < OFFER_REPEATS_MAX => {
                     repeats += 1;
@@ -619,6 +636,8 @@ impl Dispatcher {
                     outbox.healthy = false;
                 }
             }
+            // The news of the freeze is on its way; then they are routed anew or go back.
+            Ok(OfferAnswer::Frozen) => inner.waiting.extend(urgent.drain(..).chain(normal.drain(..))),
             Err(error) if !error.fate_unknown() => {
                 // None of them was sent: they are routed anew when the executor is heard of again.
                 tracing::warn!(executor, %error, tasks = urgent.len() + normal.len(), "offer was not sent; trying again");

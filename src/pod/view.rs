@@ -3,7 +3,7 @@
 use crate::model::queue::Routing;
 use crate::model::route::Policy;
 use crate::model::route::why::Offered;
-use crate::model::{Labels, LaneGroup, QueueTable};
+use crate::model::{Labels, LaneGroup, PlanName, QueueTable};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Freeze;
 use std::collections::{BTreeMap, HashMap};
@@ -57,6 +57,8 @@ pub struct View {
     pub classes: Vec<Vec<usize>>,
     /// What is frozen.
     pub freeze: Freeze,
+    /// The plans among it.
+    pub frozen_plans: Arc<[PlanName]>,
     /// What is set for queues.
     pub queues: Arc<QueueTable>,
     /// How queues are routed that have no way of their own.
@@ -101,6 +103,7 @@ impl View {
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
+        let frozen_plans = freeze.plans().cloned().collect();
         let default_policy = Policy::default();
         Self {
             pods: names,
@@ -109,6 +112,7 @@ impl View {
             groups: by_group,
             classes,
             freeze,
+            frozen_plans,
             queues,
             default_policy,
             policies,

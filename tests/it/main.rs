@@ -9,6 +9,7 @@ mod durability;
 mod executor;
 mod fencing;
 mod foreign;
+mod freeze;
 mod intake;
 mod journal;
 mod model;

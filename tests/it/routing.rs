@@ -254,7 +254,7 @@ async fn who_is_lost_is_remembered_until_somebody_has_looked_after_it() {
     assert_eq!(member::drain(&space, "ex-1", true).await.unwrap(), Some(true));
     let offer = |n: u8| bytes::Bytes::from(vec![n; 9]);
     assert!(matches!(
-        member::offer(&space, "pod", "ex-1", &[], &[offer(1)], 0).await.unwrap(),
+        member::offer(&space, "pod", "ex-1", &[], &[offer(1)], 0, 0).await.unwrap(),
         member::OfferAnswer::Accepted { normal: 1, .. }
     ));
     let roll = member::roll(&space).await.unwrap();

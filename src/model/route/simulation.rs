@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Chooses by a task's cost, and by work and tasks in hand of each.
+type Choose<'a> = dyn FnMut(f64, &[f64], &[u32]) -> usize + 'a;
+
 /// One task at a time in each slot; answers when the last of all is done, in ms.
 fn makespan(costs: &[f64], slots: &[u32], mut choose: impl FnMut(f64, &[f64], &[u32]) -> usize) -> f64 {
     // Work in hand and tasks in hand, at a moment when all tasks are there: nothing has ended yet.
@@ -46,7 +49,7 @@ fn a_node_with_one_huge_task_gets_fewer_than_one_with_fifty_small_ones() {
     let more = [100.0; 50];
     let slots = [1, 1];
     let start = |cost: f64| usize::from(cost < 60_000.0);
-    let run = |choose: &mut dyn FnMut(f64, &[f64], &[u32]) -> usize| {
+    let run = |choose: &mut Choose<'_>| {
         let costs: Vec<f64> = first.iter().chain(&more).copied().collect();
         let mut n = 0;
         makespan(&costs, &slots, |cost, load, count| {

@@ -60,7 +60,9 @@ mod tests {
     #[test]
     fn the_reason_names_what_is_missing() {
         let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-        let table: [(&str, &[(&str, &[&str], bool)], Option<&str>); 9] = [
+        /// A queue that is served, labels, and whether it drains.
+        type Has = (&'static str, &'static [&'static str], bool);
+        let table: [(&str, &[Has], Option<&str>); 9] = [
             ("a|gpu", &[], Some("no executor lives")),
             ("a|gpu", &[("b", &["gpu"], false)], Some("none of 1 executors serves queue a")),
             ("a|gpu", &[("a", &[], false), ("b", &["gpu"], false)], Some("no executor has label gpu")),
