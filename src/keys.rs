@@ -32,6 +32,7 @@
 //! | `counts` | HASH | counters of the conservation law, ripe backlog, deficits |
 //! | `lag:<minute>` | HASH | start − due, as a histogram; ends by itself after 10 minutes |
 //! | `lock` | HASH | pod → permit, until, planned wake-up |
+//! | `mark:<id>` | HASH | what handlers keep for a task: progress, checkpoint, steps done; ends by itself after a week |
 //! | `last:<pod>` | STRING | call id and grants of the pod's last claim |
 //!
 //! | other tag | keys | content |
@@ -138,6 +139,8 @@ pub enum Kind {
     Lock,
     /// `last:…`
     Last,
+    /// `mark:…`
+    Mark,
 }
 
 impl Kind {
@@ -181,6 +184,7 @@ impl Kind {
             ("recent", Some(rest)) if number(rest) => Self::Recent,
             ("lag", Some(rest)) if number(rest) => Self::Lag,
             ("dead", Some(rest)) if TaskId::from_bytes(rest.as_bytes()).is_some() => Self::Letter,
+            ("mark", Some(rest)) if TaskId::from_bytes(rest.as_bytes()).is_some() => Self::Mark,
             ("last", Some(rest)) if !rest.is_empty() => Self::Last,
             _ => return None,
         })
@@ -200,7 +204,7 @@ impl Kind {
             | Self::Timer
             | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
-            Self::Letter | Self::Counts | Self::Lag | Self::Lock => "hash",
+            Self::Letter | Self::Mark | Self::Counts | Self::Lag | Self::Lock => "hash",
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
             Self::Parked => "set",
             Self::Events => "stream",

@@ -53,6 +53,11 @@ pub const HOLDERS_MAX: usize = 8;
 /// Most combinations of queue and required labels in a namespace (18 bits, capped).
 pub const LANE_GROUPS_MAX: u32 = 65_536;
 
+/// Longest time before it is due that a task is claimed, so that it can start on its millisecond. So long it can be
+/// lost with an executor that dies, and so long a cancel is a wish instead of a deed.
+pub const LOOK_AHEAD_MAX_MS: i64 = 200;
+/// How long before it is due a task is claimed by default: pays the way to the executor, and lets calls carry more.
+pub const LOOK_AHEAD_MS: i64 = 60;
 /// How long a pod's permit for a bucket lasts without renewal.
 pub const LOCK_MS: i64 = 3_000;
 /// A claimed task must have started by then, else it is handed back, uncounted.
@@ -145,6 +150,24 @@ pub const QUEUE_SETTINGS_KEPT_MS: u64 = 1_000;
 pub const CAUSE_MAX_BYTES: usize = 256;
 /// Longest address of a webhook.
 pub const URL_MAX_BYTES: usize = 2_048;
+
+/// Longest exchange of a web call, unless the task's own time-out is shorter.
+pub const WEBHOOK_TIMEOUT_MS: i64 = 10_000;
+/// Bytes of an answer to a web call that are kept: outcomes of a thousand tasks.
+pub const WEBHOOK_ANSWER_MAX_BYTES: usize = 256 << 10;
+/// Hosts whose calls are counted at a time; idle ones are forgotten.
+pub const WEBHOOK_HOSTS_MAX: usize = 1_024;
+/// A wait asked for by a server beyond this is cut; it may ask again.
+pub const WEBHOOK_RETRY_AFTER_MAX_MS: i64 = 3_600_000;
+
+/// Bytes that handlers may keep for one task.
+pub const MARK_MAX_BYTES: usize = 256 << 10;
+/// Parts in which they may be kept: progress, checkpoint, and steps that are done.
+pub const MARK_FIELDS_MAX: usize = 64;
+/// What is kept for a task that nobody touches goes after this long: as long as dead letters stay.
+pub const MARK_KEEP_MS: i64 = DEAD_KEEP_MS;
+/// Longest text of a progress.
+pub const PROGRESS_TEXT_MAX_CHARS: usize = 200;
 
 /// Most routing decisions that a pod keeps with their inputs; one among 256 executors has some 30 KB.
 pub const ROUTE_SAMPLE_MAX: u32 = 10_000;

@@ -65,6 +65,7 @@ pub const SCRIPTS: &[&str] = &[
     "run.start",
     "run.renew",
     "run.ack",
+    "run.mark",
     "member.beat",
     "member.leave",
     "member.drain",

@@ -313,6 +313,9 @@ pub struct WorkArgs {
     /// Send each task to this address (POST); a status from 200 to 299 is a success
     #[arg(long, value_name = "URL")]
     pub http: Option<String>,
+    /// With --http: send up to so many tasks in one call, as JSON
+    #[arg(long, value_name = "N", requires = "http", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub batch: Option<u32>,
     /// Succeed at once; tasks still pass inbox, start and ack
     #[arg(long)]
     pub discard: bool,
@@ -407,6 +410,9 @@ pub struct SubmitArgs {
     /// How long it is thought to run, such as 200ms; by this executors are chosen [default: its queue's average]
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub cost: Option<String>,
+    /// Web address that is called to have it done (POST), by a pod
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
     /// Tasks with the same key go to the same executor, where their queue is routed by consistent_hash
     #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     pub routing_key: Option<String>,
@@ -621,6 +627,8 @@ mod tests {
             "minutehand work --queue Q --discard --journal /var/lib/mh/journal",
             "minutehand work --queue Q --discard --kind cpu",
             "minutehand submit --queue Q --label gpu --label zone=a --cost 200ms --routing-key K",
+            "minutehand submit --queue Q --url https://example.com/hook",
+            "minutehand work --queue Q --http http://x/ --batch 100",
             "minutehand executor list",
             "minutehand executor drain ex-1 --output json",
             "minutehand executor replay routes.ndjson",
@@ -643,6 +651,7 @@ mod tests {
             "minutehand work --queue Q",
             "minutehand work --discard",
             "minutehand work --queue Q --discard --exec true",
+            "minutehand work --queue Q --discard --batch 5",
             "minutehand submit --in 5s",
             "minutehand submit --queue Q --in 5s --at 2026-12-24T18:00:00Z",
             "minutehand import f.csv",

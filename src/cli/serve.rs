@@ -2,6 +2,7 @@
 
 use super::error::{CliError, Exit};
 use super::{connect, signal};
+use crate::embed::house::House;
 use crate::http::{self, HttpState};
 use crate::model::Namespace;
 use crate::model::queue::Weights;
@@ -16,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 /// A pod with its HTTP port, not yet running.
 pub struct Served {
     pod: Pod,
+    house: House,
     listener: TcpListener,
     /// Where HTTP is answered.
     pub http: SocketAddr,
@@ -49,9 +51,14 @@ pub async fn prepare(
         ageing_ms: settings.pod.ageing.ms(),
         route_sample: if record.is_some() { settings.pod.route_sample as usize } else { 0 },
         route_record: record,
+        look_ahead_ms: settings.pod.look_ahead.ms(),
         ..PodSettings::default()
     };
-    Ok(Served { pod: Pod::new(space, pod), listener, http, metrics })
+    let webhook = connect::webhook(settings)?;
+    let pod = Pod::new(space.clone(), pod);
+    let house = House::new(space, pod.id(), webhook)
+        .map_err(|error| CliError::usage("webhook", error.to_string()))?;
+    Ok(Served { pod, house, listener, http, metrics })
 }
 
 impl Served {
@@ -64,7 +71,13 @@ impl Served {
             tokio::spawn(telemetry::keep_metrics(handle, settings.metrics.upkeep.duration(), ended.clone()))
         });
         tracing::info!(http = %self.http, "serving /metrics, /healthz and /readyz");
+        let at_home = tokio::spawn(self.house.run(stop.clone()));
         let result = self.pod.run(stop).await;
+        match at_home.await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the executor beside the pod ended with an error"),
+            Err(error) => tracing::warn!(%error, "the executor beside the pod broke off"),
+        }
         ended.cancel();
         match web.await {
             Ok(Ok(())) => {}

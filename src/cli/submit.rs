@@ -18,6 +18,7 @@ pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
     let extras = Extras {
         cost_ms: args.cost.as_deref().map(cost).transpose()?,
         routing_key: args.routing_key.clone(),
+        url: args.url.clone(),
         ..Extras::default()
     };
     Ok(NewTask {

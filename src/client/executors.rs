@@ -38,6 +38,12 @@ pub struct Drained {
 }
 
 impl Client {
+    /// The records of the live executors.
+    pub async fn live_executors(&self) -> Result<Vec<ExecutorRecord>, ClientError> {
+        let space = self.space();
+        Ok(repeat(space, || member::executors(space)).await?)
+    }
+
     /// The live executors, by name and id.
     pub async fn executors(&self) -> Result<Vec<ExecutorView>, ClientError> {
         let space = self.space();

@@ -372,7 +372,7 @@ async fn all_counts(space: &Space) -> Result<Vec<(Bucket, BucketCounts)>, StoreE
 
 /// Why no executor takes tasks of a queue with labels; nothing when one does.
 async fn unserved(space: &Space, group: &LaneGroup) -> Result<Option<String>, StoreError> {
-    let executors = member::executors(space).await?;
+    let executors = member::roll(space).await?.live;
     let labels: Vec<_> =
         executors.iter().map(|executor| Labels::new(&executor.labels).unwrap_or_default()).collect();
     let offered: Vec<_> = executors

@@ -3,12 +3,14 @@
 pub(super) use crate::store::StoreError;
 pub(super) use crate::store::member::{ExecutorRecord, Offer, Take, Taken};
 pub(super) use crate::store::queue::Freeze;
-pub(super) use crate::store::run::{AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
+pub(super) use crate::store::run::{AckAnswer, AckRow, MarkAnswer, Outcome, StartAnswer, StartRow};
 
+use super::timer::Timer;
 use crate::clock;
-use crate::model::{Bucket, Grant, LaneGroup, TaskId};
+use crate::model::{Bucket, ExecutionId, Grant, LaneGroup, TaskId, UnixMs};
 use crate::store::due::ReleaseAnswer;
 use crate::store::{Space, Subscription, due, member, queue, run};
+use bytes::Bytes;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,6 +43,10 @@ pub(super) trait Link: Send + Sync + 'static {
     fn now_us(&self) -> i64;
     /// The local monotonic clock.
     fn mono(&self) -> Instant;
+    /// When the clock of a bucket's server surely shows `at`; none where that server was not heard lately.
+    fn surely_at(&self, bucket: Bucket, at: UnixMs) -> Option<Instant>;
+    /// Sleeps until `at`, as exactly as can be had.
+    fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send;
     /// What a lane code stands for.
     fn group(&self, code: u32) -> impl Future<Output = Result<LaneGroup, StoreError>> + Send;
     /// What is frozen.
@@ -78,6 +84,21 @@ pub(super) trait Link: Send + Sync + 'static {
         rows: &[AckRow],
         again: bool,
     ) -> impl Future<Output = Result<Vec<AckAnswer>, StoreError>> + Send;
+    /// Keeps something for a task under its grant.
+    fn mark(
+        &self,
+        execution: ExecutionId,
+        field: &[u8],
+        value: Bytes,
+    ) -> impl Future<Output = Result<MarkAnswer, StoreError>> + Send;
+    /// What is kept for a task.
+    fn marked(
+        &self,
+        id: TaskId,
+        field: &[u8],
+    ) -> impl Future<Output = Result<Option<Bytes>, StoreError>> + Send;
+    /// Drops what is kept for a task that has ended.
+    fn unmark(&self, id: TaskId) -> impl Future<Output = Result<(), StoreError>> + Send;
     /// Hands back, uncounted; answers how many grants still stood.
     fn release(
         &self,
@@ -91,6 +112,7 @@ pub(super) trait Link: Send + Sync + 'static {
 pub(super) struct SpaceLink {
     pub space: Space,
     pub id: Arc<str>,
+    pub timer: Timer,
 }
 
 impl Wakes for Subscription {
@@ -120,6 +142,14 @@ impl Link for SpaceLink {
 
     fn mono(&self) -> Instant {
         clock::mono()
+    }
+
+    fn surely_at(&self, bucket: Bucket, at: UnixMs) -> Option<Instant> {
+        self.space.surely_at(bucket, at)
+    }
+
+    async fn sleep_until(&self, at: Instant) {
+        self.timer.until(at).await;
     }
 
     async fn group(&self, code: u32) -> Result<LaneGroup, StoreError> {
@@ -169,6 +199,23 @@ impl Link for SpaceLink {
 
     async fn ack(&self, bucket: Bucket, rows: &[AckRow], again: bool) -> Result<Vec<AckAnswer>, StoreError> {
         run::ack(&self.space, bucket, &self.id, rows, again).await
+    }
+
+    async fn mark(
+        &self,
+        execution: ExecutionId,
+        field: &[u8],
+        value: Bytes,
+    ) -> Result<MarkAnswer, StoreError> {
+        run::mark(&self.space, execution.id, execution.grant, field, value).await
+    }
+
+    async fn marked(&self, id: TaskId, field: &[u8]) -> Result<Option<Bytes>, StoreError> {
+        run::marked(&self.space, id, field).await
+    }
+
+    async fn unmark(&self, id: TaskId) -> Result<(), StoreError> {
+        run::unmark(&self.space, id).await
     }
 
     async fn release(

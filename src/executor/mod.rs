@@ -43,22 +43,33 @@ mod hands;
 mod inbox;
 mod journal;
 mod keeper;
+mod layer;
 mod link;
+mod marks;
 mod observe;
 mod predecessor;
 mod recover;
 mod runner;
 mod stats;
+mod timer;
+mod transport;
+mod trial;
+mod webhook;
 
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
 mod tests;
 
-pub use command::{discard, exec, http};
+pub use command::{discard, exec};
 pub use handler::{Context, HandlerError, HandlerFuture, HandlerResult, Stop, Task};
 pub use journal::JournalError;
+pub use layer::Next;
+pub use marks::{MarkError, Progress};
 pub use stats::{ExecutorReport, Lag, Stats};
+pub use transport::{Local, Transport};
+pub use trial::{Trial, Tried};
+pub use webhook::{Webhook, WebhookSettings, http};
 
 use crate::limits;
 use crate::model::{FieldError, Labels, QueueName, Reason};
@@ -75,6 +86,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use timer::Timer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -243,7 +255,8 @@ impl Executor {
         shutdown: CancellationToken,
         now: CancellationToken,
     ) -> Result<ExecutorReport, ExecutorError> {
-        let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id) };
+        let timer = Timer::new()?;
+        let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id), timer };
         // Behind a pointer, so that the caller's compiler need not look through all its layers.
         let running: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(run(link, self.parts, shutdown, now));
         running.await
@@ -333,6 +346,78 @@ impl ExecutorBuilder {
         self
     }
 
+    /// Serves a queue whose payloads are JSON of one type. A payload that is not is a dead letter at once.
+    ///
+    /// ```
+    /// # use minutehand::executor::{Context, ExecutorBuilder, HandlerResult};
+    /// #[derive(serde::Deserialize)]
+    /// struct Mail {
+    ///     to: String,
+    /// }
+    ///
+    /// async fn send(mail: Mail, ctx: Context) -> HandlerResult {
+    ///     ctx.progress(0.5, format!("sending to {}", mail.to)).await;
+    ///     Ok(())
+    /// }
+    ///
+    /// fn serve(executor: ExecutorBuilder) -> ExecutorBuilder {
+    ///     executor.handle_json("mail", send)
+    /// }
+    /// ```
+    pub fn handle_json<T, F, Fut>(self, queue: impl Into<String>, handler: F) -> Self
+    where
+        T: serde::de::DeserializeOwned + Send + 'static,
+        F: Fn(T, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        let handler = Arc::new(handler);
+        self.handle(queue, move |task, context| {
+            let handler = Arc::clone(&handler);
+            async move { handler(task.json()?, context).await }
+        })
+    }
+
+    /// The same for payloads that are msgpack, as an import writes them.
+    pub fn handle_msgpack<T, F, Fut>(self, queue: impl Into<String>, handler: F) -> Self
+    where
+        T: serde::de::DeserializeOwned + Send + 'static,
+        F: Fn(T, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        let handler = Arc::new(handler);
+        self.handle(queue, move |task, context| {
+            let handler = Arc::clone(&handler);
+            async move { handler(task.msgpack()?, context).await }
+        })
+    }
+
+    /// Serves a queue by a [`Transport`]: a web call, a command, whatever delivers tasks.
+    pub fn deliver(self, queue: impl Into<String>, transport: impl Transport) -> Self {
+        self.handle(queue, move |task, context| transport.deliver(task, context))
+    }
+
+    /// Wraps all handlers: the first layer is the outermost. It sees every task before and every answer after.
+    ///
+    /// ```
+    /// # use minutehand::executor::ExecutorBuilder;
+    /// fn logged(executor: ExecutorBuilder) -> ExecutorBuilder {
+    ///     executor.layer(|task, ctx, next| async move {
+    ///         let id = task.execution_id;
+    ///         let answer = next.run(task, ctx).await;
+    ///         println!("{id}: {answer:?}");
+    ///         answer
+    ///     })
+    /// }
+    /// ```
+    pub fn layer<F, Fut>(mut self, wrap: F) -> Self
+    where
+        F: Fn(Task, Context, Next) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        self.plan.layers.push(layer::layer(wrap));
+        self
+    }
+
     /// Runs handlers on the threads of `runtime` instead of on threads of their own. Then a handler
     /// that blocks its thread may hold up leases, acks and heartbeats, if they run there too.
     pub fn handlers_on(mut self, runtime: tokio::runtime::Handle) -> Self {
@@ -355,8 +440,8 @@ pub enum ExecutorError {
     /// The journal cannot be used.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// Threads for the handlers could not be made.
-    #[error("could not make threads for handlers: {0}")]
+    /// Threads for the handlers or for starting on time could not be made.
+    #[error("could not make threads: {0}")]
     Threads(#[from] std::io::Error),
 }
 
@@ -376,6 +461,7 @@ struct Plan {
     settings: ExecutorSettings,
     queues: Vec<(String, Handler)>,
     any: Option<Handler>,
+    layers: Vec<layer::Layer>,
     threads: Option<tokio::runtime::Handle>,
 }
 
@@ -412,6 +498,7 @@ impl Plan {
         let mut queues = HashMap::new();
         for (name, handler) in self.queues {
             let name = QueueName::new(&name)?;
+            let handler = layer::wrapped(handler, &self.layers);
             let queue = Arc::new(Queue::new(name.clone(), Some(handler)));
             if queues.insert(name.to_string(), queue).is_some() {
                 return Err(FieldError::new("queue", Reason::TooMany, format!("{name} has two handlers")));
@@ -419,7 +506,8 @@ impl Plan {
         }
         let id = instance_id(&settings.name).into();
         let stats = Arc::new(Stats::new());
-        Ok(Parts { id, settings, queues, any: self.any, threads: self.threads, stats })
+        let any = self.any.map(|handler| layer::wrapped(handler, &self.layers));
+        Ok(Parts { id, settings, queues, any, threads: self.threads, stats })
     }
 }
 
@@ -489,6 +577,7 @@ async fn run<L: Link>(
         closing: CancellationToken::new(),
         kill: CancellationToken::new(),
         given_back: parking_lot::Mutex::default(),
+        marked: parking_lot::Mutex::default(),
         slots: TaskTracker::new(),
         threads,
     });
@@ -510,6 +599,7 @@ async fn run<L: Link>(
             .and(settings.journal.as_deref())
             .map(whole_path)
             .unwrap_or_default(),
+        ahead_ms: limits::LOOK_AHEAD_MAX_MS,
         ..ExecutorRecord::default()
     };
     let averages = Arc::clone(&queues);
@@ -620,6 +710,7 @@ async fn serve<L: Link>(
     let beats = Loop::start(keeper::beat(Arc::clone(core), identity, size, every, beating.clone()));
     let acks = Loop::start(acks::run(Arc::clone(core)));
     let inbox = Loop::start(inbox::run(Arc::clone(core), queues));
+    let _starter = Loop::start(timer::start_in_time(Arc::clone(core)));
 
     tokio::select! {
         () = shutdown.cancelled() => {}

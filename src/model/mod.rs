@@ -3,6 +3,7 @@
 //! What a task is and what may happen to it is decided here; the scripts in `lua/` do the same to
 //! the data in Redis, and tests compare the two.
 
+pub mod base64;
 pub mod bucket;
 pub mod digits;
 pub mod durability;

@@ -39,6 +39,9 @@ const FRESH_FOR: Duration = Duration::from_millis(RESERVATION_MS as u64);
 const NOTE_AFTER: Duration = Duration::from_millis(250);
 /// Offers remembered until then; beyond it the oldest go without a note.
 const NOTES_MAX: usize = 50_000;
+/// Wishes to cancel are remembered for so long, and so many of them.
+const WISH_KEPT: Duration = Duration::from_secs(1);
+const WISHES_MAX: usize = 256;
 /// Times an offer is sent again to the same executor when its answer was lost.
 const OFFER_REPEATS_MAX: u32 = 5;
 
@@ -52,6 +55,8 @@ struct Parcel {
     cost_ms: f64,
     /// Hash of its routing key.
     key: Option<u64>,
+    /// The executor that it is for, where it is a part of a broadcast.
+    to: Option<Box<str>>,
     since: Instant,
     offer: Bytes,
 }
@@ -61,6 +66,8 @@ struct Parcel {
 struct Outbox {
     id: Arc<str>,
     slots: u32,
+    /// Only for tasks that ask for a label of its own.
+    exclusive: bool,
     /// Room for tasks of every priority, as last heard, less what was sent since.
     credit: u32,
     /// Room for urgent tasks beyond that.
@@ -99,6 +106,7 @@ impl Outbox {
         Self {
             id: record.id.as_str().into(),
             slots: record.slots.max(1),
+            exclusive: record.is_exclusive(),
             credit: 0,
             spare: record.urgent_slots,
             heard: now,
@@ -173,6 +181,8 @@ struct Inner {
     buckets: Vec<u16>,
     /// Offers accepted lately, oldest first.
     offered: VecDeque<(Instant, TaskId, Grant, Arc<str>)>,
+    /// Wishes to cancel of late, oldest first: what they are about may be on its way.
+    wished: VecDeque<(Instant, TaskId)>,
 }
 
 impl Inner {
@@ -204,10 +214,35 @@ impl Inner {
         })
     }
 
+    /// Puts a part of a broadcast into the outbox of the executor that it is for, and a task that is to be spread
+    /// into that of one that spreads; gives it back when it must wait.
+    fn send_to(&mut self, view: &View, parcel: Parcel) -> Option<Parcel> {
+        let open = |at: &usize| self.outboxes[*at].seat().has_room(parcel.urgent);
+        let at = match &parcel.to {
+            Some(to) => self.place(to).filter(open),
+            None => view.spreaders.iter().copied().find(open),
+        };
+        let Some(at) = at else { return Some(parcel) };
+        let mut seat = self.outboxes[at].seat();
+        if seat.free > 0 {
+            seat.free -= 1
+        } else {
+            seat.spare = seat.spare.saturating_sub(1)
+        }
+        seat.idle = seat.idle.saturating_sub(1);
+        seat.load_ms += parcel.cost_ms;
+        self.outboxes[at].put(&seat, parcel);
+        self.tables.changed(at, self.outboxes.len());
+        None
+    }
+
     /// Chooses an executor for a task and puts it into its outbox; gives it back when it must wait.
     fn assign(&mut self, view: &View, parcel: Parcel) -> Option<Parcel> {
         let Some((lane, class)) = view.groups.get(&parcel.group) else { return Some(parcel) };
         let policy = view.policy(parcel.group);
+        if parcel.to.is_some() || policy == Policy::Broadcast {
+            return self.send_to(view, parcel);
+        }
         let outboxes = &self.outboxes;
         let table = self.tables.of(view, *class, policy, |at| outboxes[at].seat());
         let work = Work {
@@ -252,6 +287,9 @@ pub(crate) struct Hold<'a> {
     pub normal: u32,
     pub default_quota: Quota,
     pub quotas: Vec<(u32, Quota)>,
+    pub own_weights: Vec<(u32, [u32; 6])>,
+    /// How long before its time every executor may be given a task.
+    pub ahead_ms: i64,
     pub frozen_plans: Arc<[PlanName]>,
 }
 
@@ -414,7 +452,8 @@ impl Dispatcher {
     pub fn hold(&self, most: u32) -> Hold<'_> {
         let mut inner = self.inner.lock();
         let (mut credit, mut spare) = (0, 0);
-        for outbox in &inner.outboxes {
+        let counted = |outbox: &&Outbox| inner.view.exclusive_in_use || !outbox.exclusive;
+        for outbox in inner.outboxes.iter().filter(counted) {
             credit += outbox.credit;
             spare += outbox.spare;
         }
@@ -430,35 +469,40 @@ impl Dispatcher {
                 normal: 0,
                 default_quota: Quota::Closed,
                 quotas: Vec::new(),
+                own_weights: Vec::new(),
+                ahead_ms: 0,
                 frozen_plans: Arc::clone(&inner.view.frozen_plans),
             };
         }
         inner.starved |= any == 0 && inner.held > 0;
         inner.held += any;
         let (default_quota, quotas) = quotas(&inner);
+        let ahead_ms = inner.view.ahead_ms;
         let frozen_plans = Arc::clone(&inner.view.frozen_plans);
-        Hold { dispatcher: self, any, normal, default_quota, quotas, frozen_plans }
+        let own_weights = inner.view.own_weights.clone();
+        Hold { dispatcher: self, any, normal, default_quota, quotas, own_weights, ahead_ms, frozen_plans }
     }
 
     /// Routes claimed tasks and starts to send them.
-    pub fn deliver(&self, shared: &Arc<Shared>, tasks: Vec<Granted>, not_after: UnixMs) {
+    pub fn deliver(&self, shared: &Arc<Shared>, tasks: Vec<Granted>, claimed: UnixMs, not_after: UnixMs) {
         let now = clock::mono();
         let parcels = tasks.into_iter().map(|task| {
             let group = task.lane.group();
             let urgent = task.lane.priority().is_urgent();
-            let (cost_ms, key) = own_wishes(&task);
+            let (cost_ms, key, to) = own_wishes(&task);
             let offer = Offer {
                 id: task.id,
                 grant: task.grant,
                 group,
                 urgent,
+                ahead: task.due > claimed,
                 due: task.due,
                 attempt: task.failures + 1,
                 not_after,
                 spec: task.spec,
             };
             let (id, grant) = (offer.id, offer.grant);
-            Parcel { id, grant, group, urgent, cost_ms, key, since: now, offer: offer.encode() }
+            Parcel { id, grant, group, urgent, cost_ms, key, to, since: now, offer: offer.encode() }
         });
         self.route(shared, parcels.collect());
     }
@@ -613,6 +657,12 @@ impl Dispatcher {
                     inner.offered.pop_front();
                 }
                 for parcel in urgent.iter().chain(&normal) {
+                    if inner.wished.iter().any(|(_, wished)| *wished == parcel.id) {
+                        let (space, to, id) = (self.space.clone(), Arc::clone(&to), parcel.id);
+                        tokio::spawn(async move {
+                            let _ = member::tell_executor(&space, &to, format!("c{id}").as_bytes()).await;
+                        });
+                    }
                     inner.offered.push_back((at, parcel.id, parcel.grant, Arc::clone(&to)));
                 }
                 metrics.offered_tasks.increment(accepted);
@@ -733,6 +783,24 @@ impl Dispatcher {
         (inner.decisions.kept(), inner.decisions.seen())
     }
 
+    /// Tells the executor that was just given this task that somebody wishes it to stop. Redis does not know yet
+    /// where it is. A hint: the flag of its grant is the truth.
+    async fn pass_on_cancel(&self, id: TaskId) {
+        let to = {
+            let mut inner = self.inner.lock();
+            while inner.wished.len() >= WISHES_MAX
+                || inner.wished.front().is_some_and(|(at, _)| at.elapsed() > WISH_KEPT)
+            {
+                inner.wished.pop_front();
+            }
+            inner.wished.push_back((clock::mono(), id));
+            inner.offered.iter().rev().find(|(_, offered, ..)| *offered == id).map(|(.., to)| Arc::clone(to))
+        };
+        if let Some(to) = to {
+            let _ = member::tell_executor(&self.space, &to, format!("c{id}").as_bytes()).await;
+        }
+    }
+
     async fn give_back(&self, parcels: Vec<Parcel>, cause: &str) {
         metric::handles().handed_back.add("no_room", parcels.len() as u64);
         self.tally.handed_back.fetch_add(parcels.len() as u64, Ordering::Relaxed);
@@ -807,15 +875,16 @@ fn quotas(inner: &Inner) -> (Quota, Vec<(u32, Quota)>) {
     (default, out)
 }
 
-/// What a task says itself about where it should go: its cost, not a number where it names none, and the hash
-/// of its routing key.
-fn own_wishes(task: &Granted) -> (f64, Option<u64>) {
+/// What a task says itself about where it should go: its cost, not a number where it names none, the hash of
+/// its routing key, and the executor that it is for.
+fn own_wishes(task: &Granted) -> (f64, Option<u64>, Option<Box<str>>) {
     if task.spec.get(1).is_none_or(|flags| flags & spec::EXTRAS == 0) {
-        return (f64::NAN, None);
+        return (f64::NAN, None, None);
     }
-    let Ok(spec) = Spec::decode(&task.spec, task.id.home().start()) else { return (f64::NAN, None) };
+    let Ok(spec) = Spec::decode(&task.spec, task.id.home().start()) else { return (f64::NAN, None, None) };
     let key = spec.extras.routing_key.as_deref().map(|key| xxh3_64(key.as_bytes()));
-    (spec.extras.cost_ms.map_or(f64::NAN, f64::from), key)
+    let to = spec.extras.part.map(|part| part.to.into_boxed_str());
+    (spec.extras.cost_ms.map_or(f64::NAN, f64::from), key, to)
 }
 
 /// Hears of room, and looks after what waits, until `stop` fires.
@@ -844,6 +913,12 @@ pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
                 continue;
             }
         };
+        if let Some(id) = executor.strip_prefix(member::CANCEL_MARK) {
+            if let Some(id) = TaskId::from_bytes(id.as_bytes()) {
+                shared.dispatcher.pass_on_cancel(id).await;
+            }
+            continue;
+        }
         if !executor.is_empty() {
             tracing::trace!(executor, "room");
             shared.dispatcher.replenish(&shared, &executor);

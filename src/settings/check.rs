@@ -5,6 +5,7 @@ use super::{Settings, Span};
 use crate::limits;
 use crate::model::queue::Weights;
 use crate::model::{Durability, Namespace, Retry};
+use crate::webhook::Allowed;
 use std::fmt;
 
 /// A setting that works but that somebody will regret.
@@ -74,6 +75,7 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     span("pod.poll", s.pod.poll, 10, 60_000)?;
     span("pod.gather", s.pod.gather, 0, 1_000)?;
     span("pod.ageing", s.pod.ageing, 0, limits::DUE_AHEAD_MAX_MS)?;
+    span("pod.look_ahead", s.pod.look_ahead, 0, limits::LOOK_AHEAD_MAX_MS)?;
     span("executor.heartbeat", s.executor.heartbeat, 100, limits::LOST_AFTER_MS / 3)?;
     span("executor.ack_gather", s.executor.ack_gather, 0, limits::ACK_GATHER_MAX_MS as i64)?;
     span("executor.drain", s.executor.drain, 0, 3_600_000)?;
@@ -89,6 +91,13 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     span("defaults.timeout", s.defaults.timeout, 0, i64::from(u32::MAX))?;
     span("defaults.start_within", s.defaults.start_within, 0, limits::DUE_AHEAD_MAX_MS)?;
     span("defaults.expire_after", s.defaults.expire_after, 0, limits::DUE_AHEAD_MAX_MS)?;
+    span("webhook.timeout", s.webhook.timeout, 10, 600_000)?;
+    number("webhook.per_host", s.webhook.per_host, 1, 1_000)?;
+    number("webhook.batch", s.webhook.batch, 1, limits::BATCH_MAX_ROWS as u32)?;
+    number("webhook.redirects", s.webhook.redirects, 0, 10)?;
+    if let Err(error) = Allowed::read(&s.webhook.allow) {
+        return refuse("webhook.allow", error.detail);
+    }
     span("metrics.upkeep", s.metrics.upkeep, 1_000, 5_000)?;
 
     if s.pod.poll >= s.pod.lock {

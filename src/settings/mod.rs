@@ -36,6 +36,8 @@ pub struct Settings {
     pub executor: ExecutorSection,
     /// What a task gets whose submitter says nothing else.
     pub defaults: TaskDefaults,
+    /// Web calls.
+    pub webhook: WebhookSection,
     /// Log lines.
     pub log: LogSettings,
     /// Metrics.
@@ -86,6 +88,8 @@ pub struct PodSection {
     pub route_record: PathBuf,
     /// How many of them it has.
     pub route_sample: u32,
+    /// How long before it is due a task is claimed.
+    pub look_ahead: Span,
 }
 
 /// A process that runs tasks.
@@ -134,6 +138,26 @@ pub struct TaskDefaults {
     pub expire_after: Span,
     /// How safe a task must be before its submit answers, in the grammar of [`crate::model::Durability`].
     pub durability: String,
+}
+
+/// Web calls.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WebhookSection {
+    /// File with the keys that calls are signed with; empty for none.
+    pub keys: PathBuf,
+    /// Inner networks that calls may go to, in the grammar of [`crate::webhook::Allowed`].
+    pub allow: String,
+    /// Longest call.
+    pub timeout: Span,
+    /// Calls to one host at a time.
+    pub per_host: u32,
+    /// Most tasks of one call.
+    pub batch: u32,
+    /// Redirects that are followed.
+    pub redirects: u32,
+    /// Whether 3xx and 4xx are tried again.
+    pub retry_refused: bool,
 }
 
 /// Log lines.

@@ -37,6 +37,11 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
+/// Label of those who spread broadcasts.
+pub const BROADCAST: &str = "@broadcast";
+/// Label that a task asks for which names a web address.
+pub const WEBHOOK: &str = "@webhook";
+
 /// How a queue's tasks are given to executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -20,7 +20,15 @@ impl Offered<'_> {
 
     /// Whether it may take tasks of the queue with these labels.
     pub fn serves(&self, group: &LaneGroup) -> bool {
-        !self.draining && self.serves_queue(group) && group.labels.satisfied_by(self.labels)
+        !self.draining && self.serves_queue(group) && self.fits(group)
+    }
+
+    /// Labels that begin with `@` are exclusive: who has one takes only tasks that ask for one of them.
+    fn fits(&self, group: &LaneGroup) -> bool {
+        let mut exclusive = self.labels.as_slice().iter().filter(|label| label.starts_with('@')).peekable();
+        group.labels.satisfied_by(self.labels)
+            && (exclusive.peek().is_none()
+                || exclusive.any(|label| group.labels.as_slice().binary_search(label).is_ok()))
     }
 }
 
@@ -37,8 +45,7 @@ pub fn unserved(group: &LaneGroup, executors: &[Offered<'_>]) -> Option<String> 
             count => format!("none of {count} executors serves queue {queue}"),
         });
     }
-    let fits = |executor: &&&Offered<'_>| group.labels.satisfied_by(executor.labels);
-    if alive.iter().any(|executor| fits(&executor)) {
+    if alive.iter().any(|executor| executor.fits(group)) {
         return Some(format!("all executors that serve queue {queue} drain"));
     }
     let nobody_has = |label: &&String| {
@@ -47,6 +54,9 @@ pub fn unserved(group: &LaneGroup, executors: &[Offered<'_>]) -> Option<String> 
     };
     let missing: Vec<_> = group.labels.as_slice().iter().filter(nobody_has).map(String::as_str).collect();
     Some(match missing.as_slice() {
+        [] if group.labels.as_slice().is_empty() => {
+            format!("all executors that serve queue {queue} take only tasks with labels of their own")
+        }
         [] => format!("no executor has all labels {}", group.labels.as_slice().join(", ")),
         [label] => format!("no executor has label {label}"),
         labels => format!("no executor has labels {}", labels.join(", ")),
@@ -62,7 +72,13 @@ mod tests {
         let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         /// A queue that is served, labels, and whether it drains.
         type Has = (&'static str, &'static [&'static str], bool);
-        let table: [(&str, &[Has], Option<&str>); 9] = [
+        let table: [(&str, &[Has], Option<&str>); 11] = [
+            (
+                "a",
+                &[("*", &["@own"], false)],
+                Some("all executors that serve queue a take only tasks with labels of their own"),
+            ),
+            ("a|@own", &[("*", &["@own", "@other"], false)], None),
             ("a|gpu", &[], Some("no executor lives")),
             ("a|gpu", &[("b", &["gpu"], false)], Some("none of 1 executors serves queue a")),
             ("a|gpu", &[("a", &[], false), ("b", &["gpu"], false)], Some("no executor has label gpu")),
