@@ -366,7 +366,8 @@ end
 local ready = tonumber(call('HGET', counts, 'ready') or 0)
 local pool, taken, truncated, lanes, order, bound
 local function look(timed, until_ms)
-  local budget, left = ready < RIPEN and RIPEN or (limit > 100 and limit or 100), #sets
+  -- Whatever waits already: what is due later must not wait behind it until all of it has had its turn.
+  local budget, left = RIPEN, #sets
   if limit == 0 then budget = 0 end
   pool, taken, truncated, lanes, order, bound = {}, {}, false, {}, {}, {}
   local step = timed and 2 or 1

@@ -314,7 +314,7 @@ pub struct WorkArgs {
     #[arg(long, value_name = "URL")]
     pub http: Option<String>,
     /// With --http: send up to so many tasks in one call, as JSON
-    #[arg(long, value_name = "N", requires = "http", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["exec", "discard"], value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub batch: Option<u32>,
     /// Succeed at once; tasks still pass inbox, start and ack
     #[arg(long)]

@@ -111,12 +111,12 @@ impl Trial {
         Arc::clone(&self.signal)
     }
 
-    #[cfg(test)]
-    pub(super) fn into_task(self) -> Task {
-        self.task
+    /// The task and its context, for what is no plain function: a [`Transport`](super::Transport).
+    pub fn into_parts(self) -> (Task, Context) {
+        (self.task.clone(), self.into_context())
     }
 
-    pub(super) fn into_context(self) -> Context {
+    fn into_context(self) -> Context {
         Context {
             execution: self.task.execution_id,
             time_out: self.task.timeout_ms.map(|ms| std::time::Duration::from_millis(ms.into())),

@@ -6,6 +6,7 @@ mod connect;
 mod dead;
 mod due;
 mod durability;
+mod embed;
 mod examples;
 mod executor;
 mod fencing;

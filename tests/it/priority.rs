@@ -108,10 +108,14 @@ async fn a_backlog_of_the_least_urgent_does_not_delay_the_most_urgent() {
 async fn a_queue_with_a_large_backlog_does_not_delay_the_others_of_its_priority() {
     let bed = Bed::shared().await.unwrap();
     let space = space(&bed).await;
-    add(&space, "huge", Priority::P3, 20_000, T0).await;
+    add(&space, "huge", Priority::P3, 12_000, T0).await;
+    add(&space, "least", Priority::P5, 12_000, T0).await;
     let mut claim = narrow();
-    step(&space, &mut claim, T0).await;
-    for tick in 1..=20 {
+    // 2,000 ripen with each claim: so long others may wait behind what was due before them, and no longer.
+    for tick in 0..12 {
+        step(&space, &mut claim, T0 + tick * 100).await;
+    }
+    for tick in 12..=32 {
         let now = T0 + tick * 100;
         space.inject_now(Some(now));
         let small = add(&space, &format!("small-{}", tick % 3), Priority::P3, 2, now).await;
@@ -119,4 +123,47 @@ async fn a_queue_with_a_large_backlog_does_not_delay_the_others_of_its_priority(
         assert_eq!(tasks.len(), ROOM as usize);
         assert!(small.iter().all(|id| tasks.iter().any(|task| task.id == *id)), "step {tick}");
     }
+}
+
+#[tokio::test]
+async fn a_queue_may_have_weights_of_its_own_and_the_oldest_may_weigh_more() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    for priority in [Priority::P0, Priority::P5] {
+        add(&space, "own", priority, 1_000, T0).await;
+    }
+    let own = lane(&space, "own", Priority::P0).await.group();
+    let share = async |claim: &mut Claim, from: i64| {
+        let mut counts = BTreeMap::new();
+        for tick in 0..20 {
+            by_priority(&step(&space, claim, T0 + from + tick).await, &mut counts);
+        }
+        counts[&Priority::P5]
+    };
+    let weights = vec![(own, [10, 1, 1, 1, 1, 30])];
+    assert_eq!(share(&mut Claim { own_weights: weights, ..narrow() }, 0).await, 300, "30 of 40");
+    // Both have waited for 16 s, so both weigh the same as before: 4 of 44.
+    let mut ageing = Claim { ageing_ms: 1_000, ..narrow() };
+    let both = share(&mut ageing, 16_000).await;
+    assert!((34..=38).contains(&both), "{both} of 400, and 36 are its share");
+    // Fresh P0 beside P5 that has waited for long: 40 against 16 × 4.
+    let high = lane(&space, "high", Priority::P0).await;
+    let mut fresh = 0;
+    for tick in 0..40 {
+        let now = T0 + 60_000 + tick;
+        space.inject_now(Some(now));
+        let rows: Vec<_> = (0..ROOM).map(|_| row(spec(high, now))).collect();
+        submit(&space, &rows).await;
+        let tasks = step(
+            &space,
+            &mut Claim {
+                quotas: vec![(own, minutehand::store::due::Quota::Open { any: 1_000, normal: 1_000 })],
+                ..ageing.clone()
+            },
+            now,
+        )
+        .await;
+        fresh += tasks.iter().filter(|task| task.lane.group() != own).count();
+    }
+    assert!(fresh > 0, "nobody starves");
 }

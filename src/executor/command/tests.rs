@@ -29,7 +29,7 @@ fn task(payload: impl Into<Bytes>) -> Task {
 
 fn context() -> (Arc<Signal>, Context) {
     let trial = super::super::trial::Trial::new("push.sms").unwrap();
-    (trial.signal(), trial.into_context())
+    (trial.signal(), trial.into_parts().1)
 }
 
 async fn sh(command: &str, payload: impl Into<Bytes>) -> HandlerResult {
