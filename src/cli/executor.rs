@@ -54,11 +54,11 @@ pub struct ExecutorArg {
 pub async fn run(command: &ExecutorCommand, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
     match command {
         ExecutorCommand::List => {
-            let all = connect::client(loaded).await?.executors().await?;
+            let all = connect::client(loaded).await?.executor_views().await?;
             render::show(output, &to_json(&all)?, |_| list(&all));
         }
         ExecutorCommand::Show(arg) => {
-            let all = connect::client(loaded).await?.executors().await?;
+            let all = connect::client(loaded).await?.executor_views().await?;
             let found = pick(&all, &arg.executor)?;
             // One object for one instance, a list where a name stands for several.
             let value = match found.as_slice() {
@@ -101,7 +101,7 @@ fn pick<'a>(all: &'a [ExecutorView], wanted: &str) -> Result<Vec<&'a ExecutorVie
 }
 
 async fn steer(client: &Client, wanted: &str, drain: bool) -> Result<Vec<Drained>, CliError> {
-    let all = client.executors().await?;
+    let all = client.executor_views().await?;
     let mut done = Vec::new();
     for view in pick(&all, wanted)? {
         let id = &view.record.id;

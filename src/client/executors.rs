@@ -38,14 +38,8 @@ pub struct Drained {
 }
 
 impl Client {
-    /// The records of the live executors.
-    pub async fn live_executors(&self) -> Result<Vec<ExecutorRecord>, ClientError> {
-        let space = self.space();
-        Ok(repeat(space, || member::executors(space)).await?)
-    }
-
     /// The live executors, by name and id.
-    pub async fn executors(&self) -> Result<Vec<ExecutorView>, ClientError> {
+    pub async fn executor_views(&self) -> Result<Vec<ExecutorView>, ClientError> {
         let space = self.space();
         let roll = repeat(space, || member::roll(space)).await?;
         let view = |record: ExecutorRecord| {

@@ -42,7 +42,7 @@ fn addressees(group: &LaneGroup, executors: &[ExecutorRecord]) -> Vec<String> {
 /// Spreads a task, and waits until all of its parts have ended.
 pub async fn spread(client: &Client, task: Task, context: &Context) -> HandlerResult {
     let group = LaneGroup { queue: task.queue.clone(), labels: (*task.labels).clone() };
-    let executors = client.live_executors().await?;
+    let executors = client.executors().await?;
     let plan =
         context.once("broadcast", async { Ok(Plan { executors: addressees(&group, &executors) }) }).await?;
     let total = plan.executors.len() as u32;
@@ -97,8 +97,7 @@ async fn wait(
             }
         }
         look = (look * 2).min(LOOK_LAST);
-        let live: BTreeSet<String> =
-            client.live_executors().await?.into_iter().map(|record| record.id).collect();
+        let live: BTreeSet<String> = client.executors().await?.into_iter().map(|record| record.id).collect();
         let mut still = Vec::new();
         for (id, executor) in open {
             match client.get(id).await?.map(|view| view.state) {

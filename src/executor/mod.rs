@@ -38,6 +38,7 @@
 
 mod acks;
 mod command;
+pub mod door;
 mod handler;
 mod hands;
 mod inbox;
@@ -72,6 +73,7 @@ pub use trial::{Trial, Tried};
 pub use webhook::{Webhook, WebhookSettings, http};
 
 use crate::limits;
+use crate::model::seal::KeyRing;
 use crate::model::{FieldError, Labels, QueueName, Reason};
 use crate::store::{Space, StoreError};
 use handler::Handler;
@@ -326,6 +328,12 @@ impl ExecutorBuilder {
         self
     }
 
+    /// Opens payloads that were sealed with one of these keys; see [`crate::model::seal`].
+    pub fn keys(mut self, keys: Arc<KeyRing>) -> Self {
+        self.plan.keys = Some(keys);
+        self
+    }
+
     /// Serves a queue.
     pub fn handle<F, Fut>(mut self, queue: impl Into<String>, handler: F) -> Self
     where
@@ -451,6 +459,7 @@ struct Parts {
     settings: ExecutorSettings,
     queues: HashMap<String, Arc<Queue>>,
     any: Option<Handler>,
+    keys: Option<Arc<KeyRing>>,
     threads: Option<tokio::runtime::Handle>,
     stats: Arc<Stats>,
 }
@@ -462,6 +471,7 @@ struct Plan {
     queues: Vec<(String, Handler)>,
     any: Option<Handler>,
     layers: Vec<layer::Layer>,
+    keys: Option<Arc<KeyRing>>,
     threads: Option<tokio::runtime::Handle>,
 }
 
@@ -507,7 +517,7 @@ impl Plan {
         let id = instance_id(&settings.name).into();
         let stats = Arc::new(Stats::new());
         let any = self.any.map(|handler| layer::wrapped(handler, &self.layers));
-        Ok(Parts { id, settings, queues, any, threads: self.threads, stats })
+        Ok(Parts { id, settings, queues, any, keys: self.keys, threads: self.threads, stats })
     }
 }
 
@@ -544,7 +554,7 @@ async fn run<L: Link>(
     shutdown: CancellationToken,
     now: CancellationToken,
 ) -> Result<ExecutorReport, ExecutorError> {
-    let Parts { id, settings, queues: named, any, threads, stats } = parts;
+    let Parts { id, settings, queues: named, any, keys, threads, stats } = parts;
     // Handlers have threads of their own unless the caller lends some.
     let (_own, threads) = match threads {
         Some(threads) => (None, threads),
@@ -567,11 +577,13 @@ async fn run<L: Link>(
     let keep = if journal.is_some() { Keep::Lease } else { Keep::Dispatch };
     let core = Arc::new(Core {
         link,
+        complaints: crate::model::complaints::Complaints::default(),
         id: Arc::clone(&id),
         hands: Hands::new(size, keep),
         acks: acks::Acks::new(Duration::from_millis(settings.ack_gather_ms)),
         journal,
         stats: Arc::clone(&stats),
+        keys,
         wake_keeper: tokio::sync::Notify::new(),
         stop_grace: Duration::from_millis(settings.stop_grace_ms),
         closing: CancellationToken::new(),

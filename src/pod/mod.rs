@@ -7,6 +7,7 @@
 //! Deliberately absent: a queue of tasks in memory. A pod claims only what it may deliver.
 
 pub mod dispatch;
+mod fitness;
 pub mod look;
 pub mod membership;
 mod ownership;
@@ -19,6 +20,7 @@ pub mod view;
 
 use crate::limits;
 use crate::model::Priority;
+use crate::model::complaints::Complaints;
 use crate::model::route::Policy;
 use crate::store::{Space, StoreError, member};
 use dispatch::Dispatcher;
@@ -112,6 +114,7 @@ pub(crate) struct Shared {
     pub dispatcher: Dispatcher,
     pub pace: Pace,
     pub ready: Arc<Readiness>,
+    pub complaints: Complaints,
     pub tally: Arc<PodTally>,
     pub view: watch::Receiver<Arc<View>>,
 }
@@ -170,6 +173,7 @@ impl Pod {
             space: self.space,
             settings: self.settings,
             ready: self.ready,
+            complaints: Complaints::default(),
             tally: self.tally,
             view,
         });
@@ -177,6 +181,7 @@ impl Pod {
         let loops = TaskTracker::new();
         let members = CancellationToken::new();
         loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
+        loops.spawn(fitness::run(Arc::clone(&shared), members.clone()));
         let dispatching = CancellationToken::new();
         loops.spawn(record::run(Arc::clone(&shared), dispatching.clone()));
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));

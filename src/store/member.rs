@@ -17,7 +17,7 @@ const EXECUTORS: &str = "executors";
 pub const RESERVATION_MS: i64 = 1_000;
 
 /// An executor as it reports itself.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
 pub struct ExecutorRecord {
     /// Instance id, unique, at most 32 bytes.
@@ -61,6 +61,7 @@ pub struct ExecutorRecord {
     /// How long before its time it may be given a task, in ms: it holds it until then. 0: it starts what it gets.
     pub ahead_ms: i64,
     /// Moving average of run times by queue, in ms.
+    #[schema(value_type = Vec<Vec<serde_json::Value>>)]
     pub averages: Vec<(String, f64)>,
 }
 
@@ -72,7 +73,7 @@ impl ExecutorRecord {
 }
 
 /// A pod as it reports itself.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
 pub struct PodRecord {
     /// Instance id, unique, at most 32 bytes.

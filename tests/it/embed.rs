@@ -70,7 +70,7 @@ async fn a_broadcast_runs_once_on_every_executor_and_is_done_when_all_are() {
     assert_eq!(parts, BTreeSet::from([0, 1, 2]));
     assert_eq!(at, running.iter().map(|one| one.id.clone()).collect());
     // The executor beside the pod is no executor of the queue, and is not counted among them.
-    assert_eq!(town.client.executors().await.unwrap().len(), 4);
+    assert_eq!(town.client.executor_views().await.unwrap().len(), 4);
     for one in running {
         one.end().await;
     }

@@ -150,7 +150,8 @@ async fn a_drained_executor_gets_nothing_until_it_is_resumed() {
     }
     assert!(!town.client.drain_executor(&running[0].id, "test").await.unwrap().unwrap().changed);
     assert_eq!(town.client.drain_executor("nobody", "test").await.unwrap(), None);
-    let states: Vec<_> = town.client.executors().await.unwrap().into_iter().map(|view| view.state).collect();
+    let states: Vec<_> =
+        town.client.executor_views().await.unwrap().into_iter().map(|view| view.state).collect();
     assert_eq!(states, ["drained", "drained", "live"]);
     // What was on its way there comes back; everything runs on the third.
     for _ in 0..30 {
