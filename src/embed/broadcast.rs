@@ -7,7 +7,7 @@
 //! that comes later is not asked.
 
 use crate::client::{Client, NewTask};
-use crate::executor::{Context, HandlerError, HandlerResult, Task};
+use crate::executor::{Context, HandlerError, HandlerResult, Stop, Task};
 use crate::limits;
 use crate::model::route::why::Offered;
 use crate::model::spec::{Extras, Part};
@@ -90,7 +90,9 @@ async fn wait(
         tokio::select! {
             () = tokio::time::sleep(look) => {}
             () = context.cancelled() => {
-                for (id, _) in &open {
+                // Where only this process ends, another one goes on with the same parts.
+                let given_up = matches!(context.stop(), Some(Stop::Cancelled | Stop::TimedOut));
+                for (id, _) in open.iter().filter(|_| given_up) {
                     let _ = client.cancel(*id, context.executor(), "its broadcast was stopped").await;
                 }
                 return Err(HandlerError::failed("stopped"));

@@ -17,6 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Tasks that the house runs at once: they wait for others, and cost little.
 const SLOTS: u32 = 256;
+/// How long it may take to end: a broadcast goes on elsewhere, with the parts that it has made.
+const DRAIN_MS: u64 = 3_000;
 
 /// The executor of a pod, not yet running.
 #[derive(Debug)]
@@ -43,6 +45,7 @@ impl House {
         let settings = ExecutorSettings {
             name: name.to_owned(),
             slots: SLOTS,
+            drain_grace_ms: DRAIN_MS,
             labels: vec![BROADCAST.to_owned(), WEBHOOK.to_owned()],
             ..ExecutorSettings::default()
         };
