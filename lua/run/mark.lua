@@ -1,7 +1,7 @@
 -- run/mark: an executor keeps something for a task that it runs: how far it is, where to go on, what is done.
 -- moves   none
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
--- args    1 now_ms or ""  2 id 16 + grant 18  3 field  4 value  5 most fields  6 most bytes of all  7 kept for ms
+-- args    1 now_ms or ""  2 id 16 + grant 18  3 field  4 value  5 most fields  6 most bytes of all  7 kept for s
 -- gives   OK {stamp}  |  STALE {stamp}  |  FULL {stamp}
 -- bound   one field
 -- events  none
@@ -17,5 +17,5 @@ local bytes = tonumber(call('HGET', key, '#') or 0) - old + #value + #field
 -- The count of bytes has a field of its own.
 if bytes > tonumber(ARGV[6]) or (not before and call('HLEN', key) > tonumber(ARGV[5])) then return { 'FULL', stamp } end
 call('HSET', key, field, value, '#', bytes)
-call('PEXPIRE', key, ARGV[7])
+call('EXPIRE', key, ARGV[7])
 return { 'OK', stamp }

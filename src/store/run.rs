@@ -375,7 +375,7 @@ pub async fn mark(
 ) -> Result<MarkAnswer, StoreError> {
     let mut args = space.args(7, 96 + field.len());
     args.bytes(&[&id.as_bytes()[..], grant.as_bytes()].concat()).bytes(field).shared(value);
-    args.number(limits::MARK_FIELDS_MAX).number(limits::MARK_MAX_BYTES).number(limits::MARK_KEEP_MS);
+    args.number(limits::MARK_FIELDS_MAX).number(limits::MARK_MAX_BYTES).number(limits::MARK_KEEP_MS / 1_000);
     let answer = space.call(&script::MARK, space.guard(id.bucket()), args).await?;
     match &answer.word[..] {
         b"STALE" => Ok(MarkAnswer::Stale),
