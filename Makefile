@@ -26,8 +26,9 @@ demo:
 	@$(CARGO) build --bin minutehand
 	@$(WITH_SERVER) $(CARGO) run --quiet -- demo
 
+# Tests that need Python say so and are left out where there is none.
 test:
-	@$(WITH_SERVER) MINUTEHAND_VALKEY_SERVER=$$(scripts/get-server --valkey || true); export MINUTEHAND_VALKEY_SERVER; \
+	@$(WITH_SERVER) scripts/get-python >/dev/null || true; MINUTEHAND_VALKEY_SERVER=$$(scripts/get-server --valkey || true); export MINUTEHAND_VALKEY_SERVER; \
 	if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		$(CARGO) test --quiet --features testing --doc && \
 		$(CARGO) nextest run --features testing $(TEST); \

@@ -4,10 +4,12 @@ use super::dev;
 use super::error::CliError;
 use crate::client::{Client, ClientError, ClientSettings, NewTask, SubmitError};
 use crate::limits;
+use crate::model::seal::KeyRing;
 use crate::model::{Namespace, QueueName, Retry};
 use crate::settings::{Loaded, Settings, Span};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -86,10 +88,30 @@ pub async fn space_patiently(
     }
 }
 
+/// The keys that payloads are sealed and opened with, where there are any.
+pub fn keys(settings: &Settings) -> Result<Option<Arc<KeyRing>>, CliError> {
+    let file = &settings.crypto.keys_file;
+    if file.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let wrong = |what: String| CliError {
+        code: "setting",
+        ..CliError::usage("crypto.keys_file", format!("{}: {what}", file.display()))
+    };
+    let text = std::fs::read_to_string(file).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let keys = text.parse::<KeyRing>().map_err(|error| wrong(error.detail))?;
+    Ok(Some(Arc::new(keys)))
+}
+
 /// A client for one command.
 pub async fn client(loaded: &Loaded) -> Result<Client, CliError> {
     let namespace = Namespace::new(&loaded.settings.namespace)?;
-    Ok(Client::connect(ClientSettings { redis: settings(&loaded.settings)?, namespace }).await?)
+    let keys = keys(&loaded.settings)?;
+    let client = Client::connect(ClientSettings { redis: settings(&loaded.settings)?, namespace }).await?;
+    Ok(match keys {
+        Some(keys) => client.with_keys(keys),
+        None => client,
+    })
 }
 
 /// A task of this queue for which nothing else is said: what the settings say, and so the flags.

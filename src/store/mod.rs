@@ -21,12 +21,14 @@ mod space;
 mod subscribe;
 mod topology;
 
+pub mod access;
 pub mod check;
 pub mod dead;
 pub mod due;
 pub mod events;
 pub mod intake;
 pub mod member;
+pub mod purge;
 pub mod queue;
 pub mod read;
 pub mod run;

@@ -2,6 +2,7 @@
 //!
 //! Each test has a Redis of its own and waits for what it can see; nothing here sleeps for a while and hopes.
 
+mod access;
 mod dev;
 mod fleet;
 mod import;
