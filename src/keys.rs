@@ -33,6 +33,7 @@
 //! | `counts` | HASH | counters of the conservation law, ripe backlog, deficits |
 //! | `lag:<minute>` | HASH | start − due, as a histogram; ends by itself after 10 minutes |
 //! | `lock` | HASH | pod → permit, until, planned wake-up |
+//! | `mark:<id>` | HASH | what handlers keep for a task: progress, checkpoint, steps done; ends by itself after a week |
 //! | `last:<pod>` | STRING | call id and grants of the pod's last claim |
 //!
 //! | other tag | keys | content |
@@ -44,6 +45,7 @@
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:l:<q or d>:<name>` | `windows`, `shares`, `breaker` (HASH) | what pods hold of the limits of a queue or downstream |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
+//! | `<namespace>:executors` | `lost`, `drained` (SET) | whose inbox is still to be looked after; who is to be given nothing |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
 
@@ -142,6 +144,8 @@ pub enum Kind {
     Lock,
     /// `last:…`
     Last,
+    /// `mark:…`
+    Mark,
 }
 
 impl Kind {
@@ -186,6 +190,7 @@ impl Kind {
             ("recent", Some(rest)) if number(rest) => Self::Recent,
             ("lag", Some(rest)) if number(rest) => Self::Lag,
             ("dead", Some(rest)) if TaskId::from_bytes(rest.as_bytes()).is_some() => Self::Letter,
+            ("mark", Some(rest)) if TaskId::from_bytes(rest.as_bytes()).is_some() => Self::Mark,
             ("last", Some(rest)) if !rest.is_empty() => Self::Last,
             _ => return None,
         })
@@ -205,7 +210,7 @@ impl Kind {
             | Self::Timer
             | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
-            Self::Letter | Self::Counts | Self::Tally | Self::Lag | Self::Lock => "hash",
+            Self::Letter | Self::Mark | Self::Counts | Self::Tally | Self::Lag | Self::Lock => "hash",
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
             Self::Parked => "set",
             Self::Events => "stream",
@@ -225,7 +230,7 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 14] = [
+pub const ROOM_KEYS: [(&str, &str); 16] = [
     ("tokens", "hash"),
     ("notes", "stream"),
     ("windows", "hash"),
@@ -237,6 +242,8 @@ pub const ROOM_KEYS: [(&str, &str); 14] = [
     ("spread", "hash"),
     ("records", "hash"),
     ("seen", "zset"),
+    ("lost", "set"),
+    ("drained", "set"),
     ("slots", "hash"),
     ("inbox", "list"),
     ("urgent", "list"),
@@ -252,6 +259,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
             | ("freeze", "frozen")
             | ("access", "tokens" | "notes")
             | ("pods" | "executors", "records" | "seen")
+            | ("executors", "lost" | "drained")
             | ("queues", "records")
             | ("l", "windows" | "shares" | "breaker")
             | ("x", "slots" | "inbox" | "urgent")

@@ -3,7 +3,7 @@
 use super::Shared;
 use super::allotments::Settled;
 use super::look::LookAhead;
-use super::membership::hand_back;
+
 use crate::clock;
 use crate::limits;
 use crate::metric;
@@ -34,6 +34,7 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
             lock_ms: shared.settings.lock_ms,
             dispatch_ms: shared.settings.dispatch_ms,
             weights: shared.settings.weights,
+            ageing_ms: shared.settings.ageing_ms,
             ..Claim::new(&shared.settings.id, due::random_16())
         },
         seen: None,
@@ -111,6 +112,7 @@ impl Loop {
         self.claim.quotas = std::mem::take(&mut hold.quotas);
         self.claim.ahead_ms = self.look.ahead_ms(hold.ahead_ms);
         self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
+        self.claim.own_weights = std::mem::take(&mut hold.own_weights);
         self.claim.holders = self.shared.space.spread().holders;
         self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
         let view = Arc::clone(&shared.view.borrow());
@@ -137,7 +139,7 @@ impl Loop {
                 let shared = Arc::clone(&shared);
                 tokio::spawn(async move {
                     let cause = "its queue is new to this pod";
-                    hand_back(&shared.space, &shared.settings.id, cause, rows).await;
+                    due::hand_back(&shared.space, &shared.settings.id, cause, rows).await;
                 });
             }
         }
