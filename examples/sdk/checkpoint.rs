@@ -27,7 +27,7 @@ async fn count(task: Task, ctx: Context) -> HandlerResult {
 pub async fn run(redis: String, namespace: String) -> anyhow::Result<()> {
     let scheduler = Scheduler::connect(&redis, &namespace).await?.handle("counting", count).start()?;
     let task = NewTask {
-        retry: "fixed:50ms".parse::<Retry>()?.with_retries(2)?,
+        retry: Some("fixed:50ms".parse::<Retry>()?.with_retries(2)?),
         ..NewTask::to(QueueName::new("counting")?)
     };
     let id = scheduler.client().submit(task).await?.id;

@@ -27,7 +27,7 @@ pub async fn run(redis: String, namespace: String) -> anyhow::Result<()> {
         })
         .start()?;
     let task = NewTask {
-        retry: "fixed:50ms".parse::<Retry>()?.with_retries(2)?,
+        retry: Some("fixed:50ms".parse::<Retry>()?.with_retries(2)?),
         ..NewTask::to(QueueName::new("checkout")?)
     };
     let id = scheduler.client().submit(task).await?.id;
