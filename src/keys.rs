@@ -29,6 +29,7 @@
 //! | `dead` | ZSET | ids of dead letters, by time |
 //! | `dead:<id>` | HASH | reason, time, attempts |
 //! | `events` | STREAM | packed moves |
+//! | `cut` | HASH | letter of a move → how many have been trimmed off the stream |
 //! | `counts` | HASH | counters of the conservation law, ripe backlog, deficits |
 //! | `lag:<minute>` | HASH | start − due, as a histogram; ends by itself after 10 minutes |
 //! | `lock` | HASH | pod → permit, until, planned wake-up |
@@ -38,6 +39,7 @@
 //! | --- | --- | --- |
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
+//! | `<namespace>:digest` | `digest` (HASH) | how far owners were told of dead letters, and who does it |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
@@ -129,6 +131,8 @@ pub enum Kind {
     Letter,
     /// `events`
     Events,
+    /// `cut`
+    Cut,
     /// `counts`
     Counts,
     /// `lag:…`
@@ -141,9 +145,9 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 13] = [
+    pub const SINGLE: [&'static str; 14] = [
         "meta", "agenda", "leases", "recents", "parked", "helds", "at", "run", "tries", "dead", "events",
-        "counts", "lock",
+        "cut", "counts", "lock",
     ];
 
     /// The kind of a name; nothing for a name that is none of ours.
@@ -166,6 +170,7 @@ impl Kind {
             ("tries", None) => Self::Tries,
             ("dead", None) => Self::Dead,
             ("events", None) => Self::Events,
+            ("cut", None) => Self::Cut,
             ("counts", None) => Self::Counts,
             ("lock", None) => Self::Lock,
             ("due", Some(rest)) if is_due_name(rest) => Self::Due,
@@ -199,7 +204,7 @@ impl Kind {
             | Self::Timer
             | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
-            Self::Letter | Self::Counts | Self::Lag | Self::Lock => "hash",
+            Self::Letter | Self::Cut | Self::Counts | Self::Lag | Self::Lock => "hash",
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
             Self::Parked => "set",
             Self::Events => "stream",
@@ -219,7 +224,8 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 9] = [
+pub const ROOM_KEYS: [(&str, &str); 10] = [
+    ("digest", "hash"),
     ("frozen", "hash"),
     ("by_name", "hash"),
     ("by_code", "hash"),
@@ -239,6 +245,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
         ("lanes", "by_name" | "by_code")
             | ("spread", "spread")
             | ("freeze", "frozen")
+            | ("digest", "digest")
             | ("pods" | "executors", "records" | "seen")
             | ("queues", "records")
             | ("x", "slots" | "inbox" | "urgent")

@@ -2,10 +2,10 @@
 
 use super::dev;
 use super::error::CliError;
-use crate::client::{Client, ClientError, ClientSettings, NewTask, SubmitError};
+use crate::client::{Client, ClientError, Defaults, NewTask, SubmitError};
 use crate::limits;
 use crate::model::{Namespace, QueueName, Retry};
-use crate::settings::{Loaded, Settings, Span};
+use crate::settings::{Loaded, Origin, Settings, Span};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
 use std::path::Path;
 
@@ -53,21 +53,36 @@ pub async fn space(loaded: &Loaded) -> Result<Space, CliError> {
 
 /// A client for one command.
 pub async fn client(loaded: &Loaded) -> Result<Client, CliError> {
-    let namespace = Namespace::new(&loaded.settings.namespace)?;
-    Ok(Client::connect(ClientSettings { redis: settings(&loaded.settings)?, namespace }).await?)
+    Ok(Client::with_defaults(space(loaded).await?, defaults(&loaded.settings)?))
 }
 
-/// A task of this queue for which nothing else is said: what the settings say, and so the flags.
-pub fn task(settings: &Settings, queue: QueueName) -> Result<NewTask, CliError> {
+/// What tasks get where neither they nor their queues say something.
+pub fn defaults(settings: &Settings) -> Result<Defaults, CliError> {
     let defaults = &settings.defaults;
     let some = |span: Span| (span.ms() > 0).then(|| span.ms());
     let small = |ms: i64| u32::try_from(ms).unwrap_or(u32::MAX);
-    Ok(NewTask {
+    Ok(Defaults {
         retry: defaults.backoff.parse::<Retry>()?.with_retries(defaults.retries)?,
         lease_ms: some(defaults.lease).filter(|ms| *ms != limits::LEASE_MS).map(small),
         timeout_ms: some(defaults.timeout).map(small),
         start_within_ms: some(defaults.start_within),
         expire_after_ms: some(defaults.expire_after),
+    })
+}
+
+/// A task of this queue that has what the flags say; its queue and the settings say the rest.
+pub fn task(loaded: &Loaded, queue: QueueName) -> Result<NewTask, CliError> {
+    let defaults = &loaded.settings.defaults;
+    let flag = |key: &str| matches!(loaded.origin(key), Origin::Flag(_));
+    let span = |key, span: Span| flag(key).then(|| span.ms());
+    let small = |ms: i64| u32::try_from(ms).unwrap_or(u32::MAX);
+    Ok(NewTask {
+        retries: flag("defaults.retries").then_some(defaults.retries),
+        backoff: if flag("defaults.backoff") { Some(defaults.backoff.parse::<Retry>()?) } else { None },
+        lease_ms: span("defaults.lease", defaults.lease).map(small),
+        timeout_ms: span("defaults.timeout", defaults.timeout).map(small),
+        start_within_ms: span("defaults.start_within", defaults.start_within),
+        expire_after_ms: span("defaults.expire_after", defaults.expire_after),
         durability: defaults.durability.parse()?,
         ..NewTask::to(queue)
     })

@@ -4,7 +4,7 @@ use super::error::{CliError, Exit};
 use super::{connect, signal};
 use crate::http::{self, HttpState};
 use crate::model::Namespace;
-use crate::pod::{Pod, PodSettings};
+use crate::pod::{DigestSettings, Pod, PodSettings};
 use crate::settings::{Loaded, Settings};
 use crate::store::Space;
 use crate::telemetry;
@@ -42,6 +42,10 @@ pub async fn prepare(
         poll_ms: settings.pod.poll.ms(),
         dispatch_ms: settings.defaults.dispatch_timeout.ms(),
         gather_max_ms: settings.pod.gather.ms().unsigned_abs(),
+        digest: DigestSettings {
+            webhook: Some(settings.alerts.dead_webhook.clone()).filter(|url| !url.is_empty()),
+            every_ms: settings.alerts.dead_every.ms(),
+        },
         ..PodSettings::default()
     };
     Ok(Served { pod: Pod::new(space, pod), listener, http, metrics })

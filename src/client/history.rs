@@ -1,9 +1,9 @@
 //! What happened: one task's life, the tail of all events, and a replay of them.
 
 use super::{Client, ClientError, repeat};
-use crate::model::event::Event;
+use crate::model::event::{Event, Line, Trimmed};
 use crate::model::replay::{Replay, Report};
-use crate::model::{Bucket, TaskId, UnixMs};
+use crate::model::{Bucket, TaskId};
 use crate::store::events::{self, Stretch};
 use serde::Serialize;
 
@@ -12,8 +12,8 @@ use serde::Serialize;
 pub struct Trace {
     /// Its moves, in order.
     pub events: Vec<Event>,
-    /// Events before this instant have been trimmed away; its submission may be among them.
-    pub gone_before: Option<UnixMs>,
+    /// Events of its bucket that have been trimmed away; its submission may be among them.
+    pub trimmed: Option<Trimmed>,
 }
 
 /// Reads the events of all buckets as they come.
@@ -30,7 +30,7 @@ impl Client {
         let found = repeat(space, || events::trace(space, id)).await?;
         let begins =
             found.events.first().is_some_and(|event| event.event == crate::model::event::Move::Submitted);
-        Ok(Trace { events: found.events, gone_before: found.trimmed_before.filter(|_| !begins) })
+        Ok(Trace { events: found.events, trimmed: found.trimmed.filter(|_| !begins) })
     }
 
     /// Reads events from the start of what is kept.
@@ -46,8 +46,11 @@ impl Client {
         for (bucket, replay) in replays.iter_mut().enumerate() {
             loop {
                 let stretch = tail.read(bucket).await?;
-                let trimmed = stretch.trimmed_before.is_some();
-                let replay = replay.get_or_insert_with(|| Replay::new(trimmed));
+                let replay = replay.get_or_insert_with(|| Replay::new(false));
+                // The stream begins at a trim marker, or was trimmed while it was read.
+                if stretch.gap {
+                    replay.trim(u16::try_from(bucket).unwrap_or(0));
+                }
                 stretch.events.iter().for_each(|event| replay.feed(event));
                 if !stretch.more {
                     break;
@@ -93,13 +96,17 @@ impl EventTail {
         Ok(())
     }
 
-    /// What has happened since the last call, at most a stretch of each bucket, in order of time.
-    pub async fn next(&mut self) -> Result<Vec<Event>, ClientError> {
-        let mut out = Vec::new();
+    /// What has happened since the last call, at most a stretch of each bucket, in order of time. Where events are
+    /// gone that nobody has read, this stands first.
+    pub async fn next(&mut self) -> Result<Vec<Line>, ClientError> {
+        let (mut out, mut events) = (Vec::new(), Vec::new());
         for bucket in 0..self.after.len() {
-            out.extend(self.read(bucket).await?.events);
+            let stretch = self.read(bucket).await?;
+            out.extend(stretch.trimmed.filter(|_| stretch.gap).map(|trimmed| Line::Trimmed { trimmed }));
+            events.extend(stretch.events);
         }
-        out.sort_by_key(|event| event.at);
+        events.sort_by_key(|event| event.at);
+        out.extend(events.into_iter().map(Line::Event));
         Ok(out)
     }
 }

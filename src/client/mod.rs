@@ -3,6 +3,8 @@
 //! Every door (the CLI, HTTP, a program of yours) goes through [`Client`], so all of them check alike.
 
 mod dead;
+mod defaults;
+mod edit;
 mod history;
 mod holds;
 mod query;
@@ -11,6 +13,8 @@ mod stream;
 mod submit;
 
 pub use dead::{DeadFilter, DeadView, Redriven};
+pub use defaults::Defaults;
+pub use edit::{Edit, Edited};
 pub use history::{EventTail, Trace};
 pub use holds::{HeldQueue, Holds};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
@@ -110,6 +114,7 @@ pub struct Client {
 #[derive(Debug)]
 struct Inner {
     space: Space,
+    defaults: Defaults,
     batcher: submit::Batcher,
 }
 
@@ -122,8 +127,13 @@ impl Client {
 
     /// A client on a space that is open already. Must be called within a tokio runtime.
     pub fn new(space: Space) -> Self {
-        let batcher = submit::Batcher::start(space.clone());
-        Self { inner: Arc::new(Inner { space, batcher }) }
+        Self::with_defaults(space, Defaults::default())
+    }
+
+    /// The same, where the installation has defaults of its own for tasks. Must be called within a tokio runtime.
+    pub fn with_defaults(space: Space, defaults: Defaults) -> Self {
+        let batcher = submit::Batcher::start(space.clone(), defaults);
+        Self { inner: Arc::new(Inner { space, defaults, batcher }) }
     }
 
     /// The space.
@@ -146,12 +156,12 @@ impl Client {
         &self,
         tasks: Vec<NewTask>,
     ) -> Result<Vec<Result<Submitted, SubmitError>>, ClientError> {
-        submit::submit_batch(&self.inner.space, tasks).await
+        submit::submit_batch(&self.inner.space, &self.inner.defaults, tasks).await
     }
 
     /// A stream of tasks with back-pressure, for large plans.
     pub fn stream(&self, settings: StreamSettings) -> SubmitStream {
-        SubmitStream::start(self.inner.space.clone(), settings)
+        SubmitStream::start(self.inner.space.clone(), self.inner.defaults, settings)
     }
 
     /// Cancels a task. `who` and `cause` go into its history.

@@ -4,6 +4,7 @@
 //! the data in Redis, and tests compare the two.
 
 pub mod bucket;
+pub mod digest;
 pub mod digits;
 pub mod durability;
 pub mod event;

@@ -6,6 +6,7 @@
 //!
 //! Deliberately absent: a queue of tasks in memory. A pod claims only what it may deliver.
 
+pub mod digest;
 pub mod dispatch;
 pub mod membership;
 pub mod ownership;
@@ -17,6 +18,7 @@ pub mod view;
 use crate::limits;
 use crate::model::Priority;
 use crate::store::{Space, StoreError, member};
+pub use digest::DigestSettings;
 use dispatch::Dispatcher;
 use pace::Pace;
 use ready::Readiness;
@@ -47,6 +49,8 @@ pub struct PodSettings {
     pub gather_max_ms: u64,
     /// Shares of P0 to P5 in percent of their sum.
     pub weights: [u32; 6],
+    /// Who is told of dead letters.
+    pub digest: DigestSettings,
 }
 
 impl Default for PodSettings {
@@ -60,6 +64,7 @@ impl Default for PodSettings {
             claim_rows: 500,
             gather_max_ms: limits::CLAIM_GATHER_MAX_MS,
             weights: Priority::WEIGHTS,
+            digest: DigestSettings::default(),
         }
     }
 }
@@ -152,6 +157,7 @@ impl Pod {
         loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
         let dispatching = CancellationToken::new();
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
+        loops.spawn(digest::run(Arc::clone(&shared), members.clone()));
         let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));
         // The claim loops end first; what they claimed is then delivered or handed back.
         let _ = owning.await;

@@ -3,7 +3,7 @@
 mod settings;
 
 pub(super) use settings::Known;
-pub use settings::{PutAnswer, put_queue, refresh, settings, settings_news, version_of};
+pub use settings::{PutAnswer, known_settings, put_queue, refresh, settings, settings_news, version_of};
 
 use super::intake::clip;
 use super::member::{Offer, inbox_guard};

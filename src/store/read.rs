@@ -21,6 +21,8 @@ pub struct Place {
     pub failures: u32,
     /// Grants lost without a start.
     pub losses: u32,
+    /// How often it was moved or edited, modulo 256.
+    pub edits: u8,
 }
 
 /// A running task's record.
@@ -84,6 +86,7 @@ pub fn read_place(record: &[u8]) -> Option<Place> {
         fence: u32::try_from(number(record.get(17..25)?, 16)?).ok()?,
         failures: u32::try_from(number(record.get(25..27)?, 16)?).ok()?,
         losses: u32::try_from(number(record.get(27..29)?, 16)?).ok()?,
+        edits: u8::try_from(number(record.get(29..31)?, 16)?).ok()?,
     })
 }
 

@@ -59,6 +59,7 @@ scripts! {
     CANCEL = "intake.cancel" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/pending"] "intake/cancel";
     RESCHEDULE = "intake.reschedule" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending" "lib/wake"] "intake/reschedule";
     REPRIORITIZE = "intake.reprioritize" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending" "lib/wake"] "intake/reprioritize";
+    EDIT = "intake.edit" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending" "lib/wake"] "intake/edit";
     CLAIM = "due.claim" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/claim";
     RELEASE = "due.release" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/wake"] "due/release";
     YIELD = "due.yield" "allow-oom" [] "due/yield";
@@ -68,6 +69,7 @@ scripts! {
     ACK = "run.ack" "allow-oom" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/wake"] "run/ack";
     REDRIVE = "dead.redrive" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
     DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
+    DIGEST = "dead.digest" "allow-oom" [] "dead/digest";
     FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
     PUT = "queue.put" "allow-oom" [] "queue/put";
     LANE = "queue.lane" "" [] "queue/lane";

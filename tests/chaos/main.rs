@@ -13,6 +13,7 @@ use minutehand::client::{Client, Due, NewTask};
 use minutehand::clock::mono;
 use minutehand::dev::redis::{Fsync, PrivateServer, ServerOptions, spawn};
 use minutehand::executor::{Executor, HandlerError};
+use minutehand::model::event::Line;
 use minutehand::model::replay::Report;
 use minutehand::model::{Key, Namespace, Priority, QueueName, Retry, State, TaskId};
 use minutehand::store::check::{self, CheckOptions};
@@ -364,7 +365,8 @@ async fn judge(url: &str, known: &Known) -> Verdict {
         if events.is_empty() {
             break;
         }
-        for event in events {
+        for line in events {
+            let Line::Event(event) = line else { continue };
             use minutehand::model::event::Move;
             let end = match event.event {
                 Move::Succeeded => State::Succeeded,

@@ -56,7 +56,7 @@ async fn a_redriven_letter_runs_again_with_fresh_tries_and_its_history() {
     use Move::*;
     assert_eq!(moves, [Submitted, Claimed, Died, Redriven, Claimed, Succeeded]);
     assert_eq!(life.events[2].cause, "no such number");
-    assert_eq!((life.trimmed_before, life.unreadable), (None, 0));
+    assert_eq!((life.trimmed, life.unreadable), (None, 0));
 }
 
 #[tokio::test]
