@@ -1,7 +1,7 @@
 //! A stream of tasks with back-pressure.
 
 use super::submit::{self, NewTask, SubmitError};
-use super::{ClientError, Submitted};
+use super::{ClientError, Defaults, Submitted};
 use crate::limits;
 use crate::store::Space;
 use std::sync::Arc;
@@ -66,6 +66,7 @@ type OnRefused = Arc<dyn Fn(u64, &SubmitError) + Send + Sync>;
 /// Takes tasks one by one and sends them in batches; pushing waits while too many are under way.
 pub struct SubmitStream {
     space: Space,
+    defaults: Defaults,
     settings: StreamSettings,
     buffer: Vec<NewTask>,
     bytes: usize,
@@ -77,11 +78,12 @@ pub struct SubmitStream {
 }
 
 impl SubmitStream {
-    pub(super) fn start(space: Space, settings: StreamSettings) -> Self {
+    pub(super) fn start(space: Space, defaults: Defaults, settings: StreamSettings) -> Self {
         let batch = settings.batch.clamp(1, 10 * limits::BATCH_MAX_ROWS);
         let settings = StreamSettings { in_flight: settings.in_flight.clamp(1, 64), batch };
         Self {
             space,
+            defaults,
             settings,
             buffer: Vec::with_capacity(batch),
             bytes: 0,
@@ -123,9 +125,10 @@ impl SubmitStream {
         let tasks = std::mem::replace(&mut self.buffer, Vec::with_capacity(self.settings.batch));
         self.bytes = 0;
         let first = self.pushed - tasks.len() as u64;
+        let defaults = self.defaults;
         let (space, tally, hear) = (self.space.clone(), Arc::clone(&self.tally), self.on_refused.clone());
         self.running.spawn(async move {
-            let answers = submit::submit_batch(&space, tasks).await?;
+            let answers = submit::submit_batch(&space, &defaults, tasks).await?;
             for (at, answer) in answers.iter().enumerate() {
                 tally.add(answer);
                 if let (Err(error), Some(hear)) = (answer, &hear) {

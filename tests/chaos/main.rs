@@ -157,7 +157,7 @@ struct Known {
 async fn produce(client: Client, mut rng: fastrand::Rng, until: Instant) -> Known {
     let mut known = Known::default();
     let queue = QueueName::new("chaos").unwrap();
-    let retry = Retry { retries: 40, .."fixed:200ms".parse::<Retry>().unwrap() };
+    let backoff = "fixed:200ms".parse::<Retry>().unwrap();
     let mut tick = tokio::time::interval(Duration::from_millis(50));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
     let mut serial = 0u64;
@@ -181,7 +181,8 @@ async fn produce(client: Client, mut rng: fastrand::Rng, until: Instant) -> Know
             batch.push(NewTask {
                 due: Due::In(rng.i64(0..3_000)),
                 priority: Priority::from_level(rng.u8(0..6)).unwrap(),
-                retry,
+                retries: Some(40),
+                backoff: Some(backoff),
                 key: key.map(|key| Key::new(key, 3_600_000).unwrap()),
                 lease_ms: Some(LEASE_MS),
                 payload: payload.into(),
