@@ -40,6 +40,7 @@
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
 //! | `<namespace>:digest` | `digest` (HASH) | how far owners were told of dead letters, and who does it |
+//! | `<namespace>:runs` | `q:<queue>` (HASH) | how long tasks of a queue run, in bins, and how many fail |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
@@ -252,6 +253,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
     );
     match name {
         "meta" => Some("hash"),
+        _ if room == "runs" && name.strip_prefix("q:").is_some_and(|queue| !queue.is_empty()) => Some("hash"),
         _ => ROOM_KEYS.iter().find(|(known, _)| ours && *known == name).map(|(_, kind)| *kind),
     }
 }
@@ -296,5 +298,6 @@ mod tests {
         }
         assert_eq!(room_key_type("x:ex-1", "inbox"), Some("list"));
         assert_eq!(room_key_type("lanes", "inbox"), None);
+        assert_eq!((room_key_type("runs", "q:a:b"), room_key_type("runs", "x")), (Some("hash"), None));
     }
 }

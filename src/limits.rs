@@ -128,6 +128,12 @@ pub const DIGEST_LETTERS_MAX: usize = 20_000;
 pub const DIGEST_IDS_MAX: usize = 10;
 /// Different reasons counted in a digest; there are five.
 pub const DIGEST_REASONS_MAX: usize = 32;
+/// Runs from which on a lease is suggested.
+pub const LEASE_AUTO_RUNS: u64 = 20;
+/// Counts of runs are halved this often: what ran yesterday says little.
+pub const RUNS_FADE_MS: i64 = 3_600_000;
+/// Queues of which one executor adds up the runs in one call.
+pub const RUNS_QUEUES_MAX: usize = 64;
 /// Bytes of events kept per namespace, shared by its buckets.
 pub const EVENTS_MAX_BYTES: usize = 512 << 20;
 

@@ -75,6 +75,7 @@ pub const SCRIPTS: &[&str] = &[
     "queue.spread",
     "queue.freeze",
     "queue.put",
+    "queue.runs",
     "dead.redrive",
     "dead.delete",
     "dead.digest",

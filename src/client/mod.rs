@@ -18,7 +18,7 @@ pub use edit::{Edit, Edited};
 pub use history::{EventTail, Trace};
 pub use holds::{HeldQueue, Holds};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
-pub use queues::{QueueChange, QueueView};
+pub use queues::{QueueChange, QueueStats, QueueView};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, NewTask, SubmitError, Submitted};
 

@@ -46,6 +46,7 @@ mod keeper;
 mod link;
 mod observe;
 mod recover;
+mod report;
 mod runner;
 mod stats;
 
@@ -551,6 +552,7 @@ async fn serve<L: Link>(
     let keeper = Loop::start(keeper::run(Arc::clone(core), keeping.clone()));
     let beats = Loop::start(keeper::beat(Arc::clone(core), identity, size, every, beating.clone()));
     let acks = Loop::start(acks::run(Arc::clone(core)));
+    let reports = Loop::start(report::run(Arc::clone(core), Arc::clone(&queues), beating.clone()));
     let inbox = Loop::start(inbox::run(Arc::clone(core), queues));
 
     tokio::select! {
@@ -570,6 +572,7 @@ async fn serve<L: Link>(
     let empty_inbox = async {
         let late = inbox.end().await.unwrap_or_default();
         beats.end().await;
+        reports.end().await;
         let left = match core.link.leave().await {
             Ok(left) => left.iter().map(|offer| (offer.id, offer.grant)).collect(),
             Err(error) => {

@@ -3,6 +3,7 @@
 //! What a task is and what may happen to it is decided here; the scripts in `lua/` do the same to
 //! the data in Redis, and tests compare the two.
 
+pub mod bins;
 pub mod bucket;
 pub mod digest;
 pub mod digits;
@@ -16,6 +17,7 @@ pub mod queue;
 pub mod replay;
 pub mod retry;
 pub mod route;
+pub mod runs;
 pub mod share;
 pub mod slice;
 pub mod spec;

@@ -72,6 +72,7 @@ scripts! {
     DIGEST = "dead.digest" "allow-oom" [] "dead/digest";
     FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
     PUT = "queue.put" "allow-oom" [] "queue/put";
+    RUNS = "queue.runs" "allow-oom" [] "queue/runs";
     LANE = "queue.lane" "" [] "queue/lane";
     SPREAD = "queue.spread" "allow-oom" [] "queue/spread";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
