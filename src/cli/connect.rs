@@ -135,7 +135,7 @@ impl From<SubmitError> for CliError {
 mod tests {
     use super::*;
     use crate::cli::error::Exit;
-    use crate::settings::Sources;
+    use crate::settings::{Flag, Sources};
     use std::path::PathBuf;
 
     #[test]
@@ -155,18 +155,32 @@ mod tests {
     }
 
     #[test]
-    fn settings_reach_the_tasks() {
-        let mut loaded = Settings::load(&Sources::default()).unwrap().settings;
+    fn flags_reach_the_tasks_and_settings_the_defaults() {
         let queue = QueueName::new("q").unwrap();
-        let task = |settings: &Settings| task(settings, queue.clone());
-        assert_eq!(task(&loaded), Ok(NewTask::to(queue.clone())));
-        loaded.defaults.backoff = "fixed:200ms".into();
-        loaded.defaults.retries = 7;
-        loaded.defaults.lease = crate::settings::Span::from_ms(4_000);
-        let found = task(&loaded).unwrap();
-        assert_eq!((found.retry.retries, found.retry.wait_ms(3), found.lease_ms), (7, 200, Some(4_000)));
-        loaded.defaults.retries = 255;
-        assert_eq!(task(&loaded).unwrap_err().field.as_deref(), Some("retries"));
+        let flag = |name, key, value: &str| Flag { name, key, value: value.into() };
+        let load = |flags: Vec<Flag>, env: &[(&str, &str)]| {
+            let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            Settings::load(&Sources { flags, env, ..Sources::default() }).unwrap()
+        };
+        let plain = load(Vec::new(), &[]);
+        assert_eq!(task(&plain, queue.clone()), Ok(NewTask::to(queue.clone())));
+        assert_eq!(defaults(&plain.settings), Ok(Defaults::default()));
+        // What the installation says is no wish of the task: a queue may say otherwise.
+        let set = load(
+            Vec::new(),
+            &[("MINUTEHAND__DEFAULTS__RETRIES", "7"), ("MINUTEHAND__DEFAULTS__LEASE", "4s")],
+        );
+        assert_eq!(task(&set, queue.clone()), Ok(NewTask::to(queue.clone())));
+        let base = defaults(&set.settings).unwrap();
+        assert_eq!((base.retry.retries, base.lease_ms, base.timeout_ms), (7, Some(4_000), None));
+        let flags = vec![
+            flag("--backoff", "defaults.backoff", "fixed:200ms"),
+            flag("--lease", "defaults.lease", "30s"),
+            flag("--timeout", "defaults.timeout", "0s"),
+        ];
+        let found = task(&load(flags, &[]), queue).unwrap();
+        assert_eq!((found.retries, found.backoff.unwrap().wait_ms(3)), (None, 200));
+        assert_eq!((found.lease_ms, found.timeout_ms), (Some(30_000), Some(0)));
     }
 
     #[test]
