@@ -38,6 +38,8 @@
 
 mod acks;
 mod command;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzz;
 mod handler;
 mod hands;
 mod inbox;

@@ -3,6 +3,7 @@
 pub mod bed;
 pub mod fault;
 pub mod fixtures;
+pub mod fuzz;
 pub mod invariants;
 pub mod process;
 pub mod snapshot;

@@ -31,6 +31,8 @@ use tokio_util::sync::CancellationToken;
 const NAMESPACE: &str = "chaos";
 /// Tasks submitted a second.
 const RATE: u64 = 2_400;
+/// How long a pod's permits last; its death delays tasks by at most that and a second, on a machine that keeps up.
+const LOCK_MS: u64 = 1_000;
 /// Lease of a started task; a killed executor's tasks come back after it.
 const LEASE_MS: u32 = 2_000;
 /// Seconds that everything may take to come to rest once the faults have ended.
@@ -66,10 +68,10 @@ fn worker_process() {
         };
         let log =
             Arc::new(parking_lot::Mutex::new(File::options().create(true).append(true).open(log).unwrap()));
-        let executor = Executor::builder(space).slots(64).handle("chaos", move |task, _| {
+        let executor = Executor::builder(space).slots(64).handle("chaos", move |task, context| {
             let log = Arc::clone(&log);
             async move {
-                let line = format!("{} {}\n", task.id, task.execution_id.grant.fence());
+                let line = format!("{} {} {}\n", task.id, task.execution_id.grant.fence(), context.lag_ms());
                 log.lock().write_all(line.as_bytes()).unwrap();
                 match task.payload.first() {
                     Some(b'f') if task.attempt == 1 => Err(HandlerError::failed("fails at first")),
@@ -307,6 +309,69 @@ fn duplicate_runs(dir: &Path) -> (u64, u64) {
     (runs.values().sum(), runs.values().map(|n| n - 1).sum())
 }
 
+/// How late tasks begin that fall due once a pod has died, in ms: measured in peace, after everything else. A pod is
+/// killed while it holds buckets, and stays dead. Nothing where the code under test is broken on purpose.
+async fn late_after_pod_death(bench: &mut Bench, direct: &str, dir: &Path) -> Option<i64> {
+    if std::env::var_os("MINUTEHAND_MUTATE").is_some() {
+        return None;
+    }
+    let client = Client::new(open(direct).await?);
+    let holder = async || {
+        let pods = client.status().await.ok()?.pods;
+        (pods.len() == bench.pods.len()).then_some(())?;
+        pods.into_iter().find(|pod| !pod.buckets.is_empty())
+    };
+    let deadline = mono() + Duration::from_secs(20);
+    let pid = loop {
+        match holder().await {
+            Some(pod) => break pod.pid,
+            None if mono() > deadline => return None,
+            None => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    };
+    let queue = QueueName::new("chaos").unwrap();
+    let tasks = (0..4_000).map(|n| NewTask {
+        due: Due::In(500 + n),
+        payload: "plain".into(),
+        ..NewTask::to(queue.clone())
+    });
+    let mut left: HashSet<TaskId> = HashSet::new();
+    let told = client.submit_batch(tasks.collect()).await.ok()?;
+    let dues: HashMap<TaskId, i64> = told.into_iter().flatten().map(|one| (one.id, one.due.0)).collect();
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let at = bench.pods.iter().position(|pod| pod.child.id() == pid)?;
+    bench.pods[at].signal(libc::SIGKILL);
+    let died = client.space().clock().now_ms();
+    left.extend(dues.iter().filter(|(_, due)| **due > died).map(|(id, _)| *id));
+    let (mut latest, count) = (0, left.len());
+    while !left.is_empty() && mono() < deadline + Duration::from_secs(20) {
+        for (id, lag) in starts(dir) {
+            if left.remove(&id) {
+                latest = latest.max(lag);
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    println!("{count} tasks fell due after a pod had died; {} never began", left.len());
+    left.is_empty().then_some(latest)
+}
+
+/// Every start that handlers noted, and how late it was.
+fn starts(dir: &Path) -> Vec<(TaskId, i64)> {
+    let mut out = Vec::new();
+    for entry in std::fs::read_dir(dir).unwrap().flatten() {
+        if entry.file_name().to_string_lossy().starts_with("runs-") {
+            for line in BufReader::new(File::open(entry.path()).unwrap()).lines().map_while(Result::ok) {
+                let mut words = line.split(' ');
+                let id = words.next().and_then(|id| id.parse().ok());
+                let lag = words.nth(1).and_then(|lag| lag.parse().ok());
+                out.extend(id.zip(lag));
+            }
+        }
+    }
+    out
+}
+
 /// What the verdict found.
 #[derive(Default)]
 struct Verdict {
@@ -453,6 +518,7 @@ fn chaos() {
         );
         let verdict = judge(&direct, &known).await;
         let (runs, duplicates) = duplicate_runs(&dir);
+        let late_ms = late_after_pod_death(&mut bench, &direct, &dir).await;
         drop(opened);
         let accepted_twice = verdict
             .replay
@@ -473,6 +539,8 @@ fn chaos() {
             "handler_runs": runs,
             "duplicate_handler_runs": duplicates,
             "redispatched": verdict.replay.redispatched,
+            "late_after_pod_death_ms": late_ms,
+            "lock_ms": LOCK_MS,
             "lost": verdict.lost,
             "accepted_twice": accepted_twice,
             "ok": verdict.faults.is_empty(),
