@@ -3,6 +3,7 @@
 mod check;
 mod cli;
 mod connect;
+mod damage;
 mod dead;
 mod digest;
 mod due;
