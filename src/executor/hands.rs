@@ -756,7 +756,7 @@ mod tests {
         assert_eq!((view.held, view.in_hand, view.room, view.urgent_room, view.idle), (5, 4, 0, 0, 0));
         // The urgent slot is free again: nothing of what waits may have it.
         let (_, last) = jobs.pop().unwrap();
-        let end = End::Outcome { took_ms: Some(50.0) };
+        let end = End::Outcome { took_ms: Some(50.0), failed: false };
         assert!(hands.finish(&last.task.execution, Pool::Urgent, &last.task.route.queue, end, now).is_none());
         assert_eq!((hands.view().held, hands.view().urgent_room), (4, 1));
         let (_, first) = jobs.remove(0);

@@ -122,7 +122,7 @@ async fn a_client_edits_by_what_it_names_and_repeats_are_harmless() {
         Edit { timeout_ms: Some(5_000), ..Edit::default() },
         Edit { lease_ms: Some(45_000), ..Edit::default() },
     ];
-    let told = futures_of(&client, id, &edits).await;
+    let told = all_at_once(&client, id, edits).await;
     assert!(told.iter().all(|one| one.changed), "{told:?}");
     let found = read::get(&space, id).await.unwrap().unwrap();
     let spec = Spec::decode(&found.spec.unwrap(), id.home().start()).unwrap();
@@ -130,9 +130,9 @@ async fn a_client_edits_by_what_it_names_and_repeats_are_harmless() {
     assert_eq!((spec.timeout_ms, spec.lease_ms), (Some(5_000), Some(45_000)));
 }
 
-async fn futures_of(client: &Client, id: TaskId, edits: &[Edit]) -> Vec<Edited> {
+async fn all_at_once(client: &Client, id: TaskId, edits: [Edit; 4]) -> Vec<Edited> {
     let mut all = tokio::task::JoinSet::new();
-    for edit in edits.iter().cloned() {
+    for edit in edits {
         let client = client.clone();
         all.spawn(async move { client.edit(id, &edit, None, "op").await.unwrap() });
     }

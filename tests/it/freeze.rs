@@ -183,7 +183,7 @@ async fn an_inbox_refuses_offers_of_pods_that_have_not_heard_of_a_freeze() {
     assert_eq!(send(&warm, 0).await, OfferAnswer::Accepted { urgent: 0, normal: 1, reserved: 0, free: 8 });
     let (freeze, _) = queue::freeze(&space, &Scope::Plan(sale), "op", "").await.unwrap();
     let back = queue::recall(&space, "ex", &freeze, &[]).await.unwrap();
-    assert_eq!(back, [cold.clone()]);
+    assert_eq!(back, std::slice::from_ref(&cold));
     assert_eq!(send(&cold, freeze.epoch - 1).await, OfferAnswer::Frozen);
     assert_eq!(
         send(&warm, freeze.epoch).await,
