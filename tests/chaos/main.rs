@@ -19,6 +19,7 @@ use minutehand::model::{Key, Namespace, Priority, QueueName, Retry, State, TaskI
 use minutehand::store::check::{self, CheckOptions};
 use minutehand::store::{ConnectSettings, Space, Store};
 use minutehand::testing::fault::{Behind, Fault, FaultProxy};
+use minutehand::testing::snapshot::names;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -422,6 +423,20 @@ async fn judge(url: &str, known: &Known) -> Verdict {
             verdict.faults.push(format!("damage: {:?}", report.violations.iter().take(5).collect::<Vec<_>>()))
         }
         Err(error) => verdict.faults.push(format!("check: {error}")),
+    }
+    // Where nothing waits or runs, nothing of it may be left.
+    let mut left: Vec<String> = Vec::new();
+    for key in names(&space).await {
+        let key = String::from_utf8_lossy(&key).into_owned();
+        let name = key.split_once("}:").map_or("", |(_, name)| name);
+        let stem = name.split_once(':').map_or(name, |(stem, _)| stem);
+        if ["run", "at", "tries", "task", "due", "ready", "ring", "parked", "held", "helds", "timer"].contains(&stem) {
+            left.push(key);
+        }
+    }
+    if !left.is_empty() {
+        left.truncate(10);
+        verdict.faults.push(format!("keys that should be gone: {}", left.join(" ")));
     }
     // Every created task has an end, and only the expected ones.
     let mut ends: HashMap<TaskId, State> = HashMap::new();
