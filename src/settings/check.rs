@@ -66,7 +66,7 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     };
     span("redis.call_timeout", s.redis.call_timeout, 100, 60_000)?;
     span("redis.connect_timeout", s.redis.connect_timeout, 50, 60_000)?;
-    span("alerts.dead_every", s.alerts.dead_every, 1_000, 86_400_000)?;
+    span("alerts.dead_every", s.alerts.dead_every, 3_000, 86_400_000)?;
     if !s.alerts.dead_webhook.is_empty()
         && let Err(error) = (Owner { webhook: s.alerts.dead_webhook.clone() }).check()
     {

@@ -430,7 +430,9 @@ async fn judge(url: &str, known: &Known) -> Verdict {
         let key = String::from_utf8_lossy(&key).into_owned();
         let name = key.split_once("}:").map_or("", |(_, name)| name);
         let stem = name.split_once(':').map_or(name, |(stem, _)| stem);
-        if ["run", "at", "tries", "task", "due", "ready", "ring", "parked", "held", "helds", "timer"].contains(&stem) {
+        if ["run", "at", "tries", "task", "due", "ready", "ring", "parked", "held", "helds", "timer"]
+            .contains(&stem)
+        {
             left.push(key);
         }
     }

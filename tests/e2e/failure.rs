@@ -6,14 +6,13 @@ use minutehand::model::{QueueName, State};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_kills_its_executors_is_dead_after_its_tries() {
-    let settings = [("defaults.lease", "1s"), ("pod.poll", "250ms")];
+    let settings = [("defaults.lease", "1s"), ("defaults.dispatch_timeout", "2s"), ("pod.poll", "250ms")];
     let town = Town::new(&settings).await;
     let diary = Diary::new(&town);
     // It runs long enough to be known as started, and then ends the executor that runs it.
     let command = format!("{}; sleep 0.6; kill -9 $PPID", diary.command());
     let _pod = town.pod("pod-1");
-    let words =
-        ["submit", "--queue", "flights", "--retries", "2", "--backoff", "fixed:50ms", "--output", "json"];
+    let words = ["submit", "--queue", "flights", "--retries", "2", "--backoff", "fixed:50ms"];
     let id: TaskId = town.program.json(&words)["id"].as_str().unwrap().parse().unwrap();
     let (start, mut deaths) = (minutehand::clock::mono(), 0);
     let view = loop {
@@ -76,5 +75,5 @@ async fn what_waits_for_a_week_costs_a_pod_nothing() {
     let counts = town.until("what is due is done", |counts| counts.succeeded == 1_000).await;
     assert_eq!((counts.pending, counts.running), (200_000, 0));
     let lives = town.lives().await;
-    assert!(lives.values().all(|(grants, accepted)| grants == accepted), "each that ran was granted once");
+    assert!(lives.values().all(|(grants, accepted)| *accepted == u32::from(*grants > 0)), "once each");
 }
