@@ -2,7 +2,7 @@
 -- moves   none: the task stays where it is
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 who  3 id  4 grant it must run under, or ""  5 edits seen  6 spec  7 what is changed
--- gives   OK {stamp, P, R, D done, and where | Z not under that grant | V changed meanwhile | ? not known | its outcome}
+-- gives   OK {stamp, P, R, D done, and where | O not under that grant | V changed meanwhile | ? not known | its outcome}
 -- bound   one task
 -- events  edited
 -- memory  refused when full
@@ -11,7 +11,7 @@ need_all('hash', 'run', 'at', 'lock')
 need_all('zset', 'agenda', 'dead')
 local id, new = ARGV[3], ARGV[6]
 local state, spec, r = find(id)
-if ARGV[4] ~= '' and not (state == 'R' and run_grant(r) == ARGV[4]) then return { 'OK', stamp, 'Z' } end
+if ARGV[4] ~= '' and not (state == 'R' and run_grant(r) == ARGV[4]) then return { 'OK', stamp, 'O' } end
 if not spec then return { 'OK', stamp, outcome(id) } end
 local at = state == 'P' and r or at_of(id, spec)
 if at.edits ~= tonumber(ARGV[5]) then return { 'OK', stamp, 'V' } end

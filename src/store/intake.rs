@@ -304,7 +304,7 @@ pub async fn edit(
         b"P" => EditAnswer::Done(State::Pending),
         b"R" => EditAnswer::Done(State::Running),
         b"D" => EditAnswer::Done(State::Dead),
-        b"Z" => EditAnswer::Stale,
+        b"O" => EditAnswer::Stale,
         b"V" => EditAnswer::Changed,
         b"?" => EditAnswer::Unknown,
         other => {
