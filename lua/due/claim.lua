@@ -5,7 +5,8 @@
 --         8 bytes  9 holders  10 lock_ms  11 dispatch_ms  12 lease_ms  13 now expected by the caller, or ""
 --         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
---         27 n, n × (group, quota, quota)  then the signature of the frozen plans and their names
+--         27 look-ahead ms: what is due so soon is granted too, if all of it may go
+--         28 n, n × (group, quota, quota)  then the signature of the frozen plans and their names
 -- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once, n × (head, spec)}
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
@@ -210,7 +211,7 @@ end
 
 -- Tasks of frozen plans are set aside in `held:<plan>`, still pending; those of thawed ones come back to where their
 -- due time says, a stretch a visit.
-local plan_at, frozen, again, cut, aside = 28 + 3 * tonumber(ARGV[27]), nil, false, false, 0
+local plan_at, frozen, again, cut, aside = 29 + 3 * tonumber(ARGV[28]), nil, false, false, 0
 for i = plan_at + 1, #ARGV do
   frozen = frozen or {}
   frozen[ARGV[i]] = true
@@ -311,6 +312,14 @@ for _, name in ipairs(names) do
 end
 local sets = urgent
 for _, name in ipairs(normal) do sets[#sets + 1] = name end
+-- The look-ahead may reach into the next minute; its timers and keys wait until then.
+local till = now + tonumber(ARGV[27])
+if floor(till / 60000) > minute then
+  for _, name in ipairs(call('ZRANGE', agenda, minute + 1, floor(till / 60000), 'BYSCORE', 'LIMIT', 0, NEW_SETS)) do
+    local kind = sub(name, 1, 1)
+    if kind ~= 't' and kind ~= 'k' then sets[#sets + 1] = name end
+  end
+end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
 local ten, olden = recent_ten(), {}
@@ -360,7 +369,7 @@ end
 -- they are needed, to ripen: a score costs the server more than a member.
 local ready = tonumber(call('HGET', counts, 'ready') or 0)
 local pool, taken, truncated, lanes, order, bound
-local function look(timed)
+local function look(timed, until_ms)
   local budget, left = ready < RIPEN and RIPEN or (limit > 100 and limit or 100), #sets
   if limit == 0 then budget = 0 end
   pool, taken, truncated, lanes, order, bound = {}, {}, false, {}, {}, {}
@@ -371,8 +380,8 @@ local function look(timed)
     if cap > 0 then
       safely(need, 'zset', 'due:' .. name)
       local key, got = P .. 'due:' .. name, nil
-      if timed then got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
-      else got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap) end
+      if timed then got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
+      else got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', 0, cap) end
       local n = #got / step
       local cut = n == cap
       budget = budget - n
@@ -406,7 +415,7 @@ end
 
 -- Quotas by queue: a default and exceptions.
 local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
-for i = 28, 25 + 3 * tonumber(ARGV[27]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
+for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
 local function quota(l)
   local q = quotas[l.group]
   if not q then
@@ -430,9 +439,10 @@ local big = limit * tonumber(meta[9] or 0) > tonumber(ARGV[8])
 local straight = not big and not frozen and (ready == 0 or (
   call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2', P .. 'ring:3', P .. 'ring:4', P .. 'ring:5') == 0
   and (meta[6] == ARGV[26] or call('EXISTS', P .. 'parked') == 0)))
-if straight then
-  look(false)
-  straight = not truncated
+-- Whether all that is due by `until_ms` may go.
+local function all_go(until_ms)
+  look(false, until_ms)
+  if truncated then return false end
   local total, low = 0, 0
   local left_any, left_normal = {}, {}
   for _, l in ipairs(order) do
@@ -444,12 +454,13 @@ if straight then
       low = low + l.n
       local b = (left_normal[l.group] or q[2]) - l.n
       left_normal[l.group] = b
-      if b < 0 then straight = false end
+      if b < 0 then return false end
     end
-    if a < 0 then straight = false end
+    if a < 0 then return false end
   end
-  if total > limit or low > normal_limit then straight = false end
+  return total <= limit and low <= normal_limit
 end
+straight = straight and ((till > now and all_go(till)) or all_go(now))
 if straight then
   if #pool > 0 then safely(need_grant) end
   chosen = pool[1] or chosen
@@ -462,7 +473,7 @@ if straight then
   end
 else
   safely(need_choice)
-  look(true)
+  look(true, now)
   -- Ripen: what was read moves into its lane. The due set gives it up after the lane has it.
   for _, l in ipairs(order) do safely(need, 'zset', 'ready:' .. l.lane) end
   for _, l in ipairs(order) do

@@ -46,6 +46,7 @@ pub async fn prepare(
             webhook: Some(settings.alerts.dead_webhook.clone()).filter(|url| !url.is_empty()),
             every_ms: settings.alerts.dead_every.ms(),
         },
+        look_ahead_ms: settings.pod.look_ahead.ms(),
         ..PodSettings::default()
     };
     Ok(Served { pod: Pod::new(space, pod), listener, http, metrics })

@@ -51,6 +51,7 @@ mod recover;
 mod report;
 mod runner;
 mod stats;
+mod timer;
 
 #[cfg(test)]
 mod fake;
@@ -77,6 +78,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use timer::Timer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -205,7 +207,8 @@ impl Executor {
         shutdown: CancellationToken,
         now: CancellationToken,
     ) -> Result<ExecutorReport, ExecutorError> {
-        let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id) };
+        let timer = Timer::new()?;
+        let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id), timer };
         // Behind a pointer, so that the caller's compiler need not look through all its layers.
         let running: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(run(link, self.parts, shutdown, now));
         running.await
@@ -311,8 +314,8 @@ pub enum ExecutorError {
     /// The journal cannot be used.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// Threads for the handlers could not be made.
-    #[error("could not make threads for handlers: {0}")]
+    /// Threads for the handlers or for starting on time could not be made.
+    #[error("could not make threads: {0}")]
     Threads(#[from] std::io::Error),
 }
 
@@ -450,6 +453,7 @@ async fn run<L: Link>(
         version: env!("CARGO_PKG_VERSION").into(),
         host: host(),
         pid: std::process::id(),
+        ahead_ms: limits::LOOK_AHEAD_MAX_MS,
         ..ExecutorRecord::default()
     };
     let averages = Arc::clone(&queues);
@@ -556,6 +560,7 @@ async fn serve<L: Link>(
     let acks = Loop::start(acks::run(Arc::clone(core)));
     let reports = Loop::start(report::run(Arc::clone(core), Arc::clone(&queues), beating.clone()));
     let inbox = Loop::start(inbox::run(Arc::clone(core), queues));
+    let _starter = Loop::start(timer::start_in_time(Arc::clone(core)));
 
     tokio::select! {
         () = shutdown.cancelled() => {}

@@ -8,8 +8,9 @@
 
 pub mod digest;
 pub mod dispatch;
+pub mod look;
 pub mod membership;
-pub mod ownership;
+mod ownership;
 pub mod pace;
 pub mod ready;
 pub mod scheduler;
@@ -47,6 +48,9 @@ pub struct PodSettings {
     pub claim_rows: u32,
     /// Longest gathering before a claim when the pod is busy.
     pub gather_max_ms: u64,
+    /// How long before it is due a task is claimed, where its executor holds it until then; at most
+    /// [`limits::LOOK_AHEAD_MAX_MS`]. 0: not before it is due.
+    pub look_ahead_ms: i64,
     /// Shares of P0 to P5 in percent of their sum.
     pub weights: [u32; 6],
     /// Who is told of dead letters.
@@ -63,6 +67,7 @@ impl Default for PodSettings {
             dispatch_ms: limits::DISPATCH_TIMEOUT_MS,
             claim_rows: 500,
             gather_max_ms: limits::CLAIM_GATHER_MAX_MS,
+            look_ahead_ms: limits::LOOK_AHEAD_MS,
             weights: Priority::WEIGHTS,
             digest: DigestSettings::default(),
         }
@@ -116,6 +121,7 @@ impl Pod {
         }
         settings.claim_rows = settings.claim_rows.clamp(1, limits::BATCH_MAX_ROWS as u32);
         settings.gather_max_ms = settings.gather_max_ms.min(100);
+        settings.look_ahead_ms = settings.look_ahead_ms.clamp(0, limits::LOOK_AHEAD_MAX_MS);
         let limit = Duration::from_millis(u64::try_from(3 * settings.poll_ms).unwrap_or(3_000));
         Self { space, settings, ready: Arc::new(Readiness::new(limit)), tally: Arc::default() }
     }
