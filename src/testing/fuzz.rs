@@ -124,6 +124,7 @@ fn offer_seeds() -> Vec<Vec<u8>> {
         due: UnixMs(1_764_511_260_123),
         attempt: 2,
         not_after: UnixMs(1_764_511_275_123),
+        ahead: false,
         spec: a_spec().encode(),
     };
     vec![offer.encode().to_vec()]
