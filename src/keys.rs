@@ -42,6 +42,7 @@
 //! | `<namespace>:digest` | `digest` (HASH) | how far owners were told of dead letters, and who does it |
 //! | `<namespace>:runs` | `q:<queue>` (HASH) | how long tasks of a queue run, in bins, and how many fail |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
+//! | `<namespace>:access` | `tokens` (HASH), `notes` (STREAM), `new` (channel) | tokens of the HTTP port, what operators did |
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
@@ -225,8 +226,10 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 10] = [
+pub const ROOM_KEYS: [(&str, &str); 12] = [
     ("digest", "hash"),
+    ("tokens", "hash"),
+    ("notes", "stream"),
     ("frozen", "hash"),
     ("by_name", "hash"),
     ("by_code", "hash"),
@@ -247,6 +250,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
             | ("spread", "spread")
             | ("freeze", "frozen")
             | ("digest", "digest")
+            | ("access", "tokens" | "notes")
             | ("pods" | "executors", "records" | "seen")
             | ("queues", "records")
             | ("x", "slots" | "inbox" | "urgent")

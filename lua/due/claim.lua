@@ -7,7 +7,8 @@
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
 --         27 look-ahead ms: what is due so soon is granted too, if all of it may go
 --         28 n, n × (group, quota, quota)  then the signature of the frozen plans and their names
--- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once, n × (head, spec)}
+-- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once,
+--         clock of the last claim or 0, n × (head, spec)}
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
 -- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 40 due sets, 64 lanes a priority; reaps <= 250;
@@ -19,9 +20,16 @@ local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
-local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig')
-local clock = tonumber(meta[1] or 0)
-local lnow = clock > now and clock or now
+local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig', 'skew')
+-- The clock of leases. The server's has gone back: it goes on from where it was, at half speed until that is made up for.
+local clock, skew_was = tonumber(meta[1] or 0), tonumber(meta[13] or 0)
+local skew, lnow = skew_was, now + skew_was
+if skew > 0 and lnow > clock then
+  local half = math.ceil((lnow - clock) / 2)
+  if half > skew then half = skew end
+  skew, lnow = skew - half, lnow - half
+end
+if lnow < clock then skew, lnow = clock - now, clock end
 lease_now = lnow
 
 -- The permit. The lock is economy, not safety: a claim is atomic whoever makes it.
@@ -75,7 +83,7 @@ local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0
 need('string', 'last:' .. pod)
 local last = call('GET', P .. 'last:' .. pod)
 if last and sub(last, 1, 16) == ARGV[4] then
-  local out = { 'OK', stamp, -1, 1, 0, 0, 0 }
+  local out = { 'OK', stamp, -1, 1, 0, 0, 0, clock }
   for i = 27, #last, 16 do
     local id = sub(last, i, i + 15)
     local r = call('HGET', run, id)
@@ -124,7 +132,8 @@ if ARGV[13] ~= '' then
     call('HSET', KEYS[1], 'pause', format('%.0f', pause))
   end
 end
-if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
+if skew ~= skew_was then call('HSET', KEYS[1], 'clock', format('%.0f', lnow), 'skew', format('%.0f', skew))
+elseif lnow > clock then call('HSET', KEYS[1], 'clock', format('%.0f', lnow)) end
 
 -- 1. Leases that lapsed.
 local reaped, lapsed = 0, {}
@@ -201,12 +210,12 @@ else
   end
 end
 -- Once a second a piece of `run` itself, for leases that no string names.
-if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
+if running > 0 and lnow >= pause and lnow - tonumber(meta[7] or 0) >= 1000 then
   local piece = call('HSCAN', run, meta[8] or '0', 'COUNT', 50)
   for i = 1, #piece[2], 2 do
     if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then safely(lapse, piece[2][i], piece[2][i + 1]) end
   end
-  call('HSET', KEYS[1], 'scanat', now13, 'scan', piece[1])
+  call('HSET', KEYS[1], 'scanat', format('%013.0f', lnow), 'scan', piece[1])
 end
 
 -- Tasks of frozen plans are set aside in `held:<plan>`, still pending; those of thawed ones come back to where their
@@ -284,7 +293,7 @@ for _, name in ipairs(names) do
   if kind == 't' then
     local key = P .. 'timer:' .. sub(name, 2)
     safely(need, 'zset', 'timer:' .. sub(name, 2))
-    for _, id in ipairs(call('ZRANGE', key, '-inf', lnow, 'BYSCORE', 'LIMIT', 0, 50)) do safely(expire, key, id) end
+    for _, id in ipairs(call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, 50)) do safely(expire, key, id) end
     if call('EXISTS', key) == 0 then call('ZREM', agenda, name) end
   elseif kind == 'k' then
     safely(need, 'string', 'keyend:' .. sub(name, 2))
@@ -636,7 +645,7 @@ end
 
 -- 6. Specs, by home hour. What has none is damage: dropped, counted, never granted.
 local n = chosen_n
-local out = { 'OK', stamp, -1, 0, reaped, leap, 0 }
+local out = { 'OK', stamp, -1, 0, reaped, leap, 0, clock }
 if n > 0 then
   local ids, specs, first, same = {}, nil, shelf(chosen[1]), true
   for i = 1, n do
@@ -715,7 +724,7 @@ if n > 0 then
       g = g + 1
       granted[g] = id
       hset[2 * g - 1], hset[2 * g] = id, r
-      out[2 * g + 6], out[2 * g + 7] = head, spec
+      out[2 * g + 7], out[2 * g + 8] = head, spec
     end
   end
   if g > 0 then

@@ -121,7 +121,7 @@ async fn tail(args: &TailArgs, loaded: &Loaded, output: Output) -> Result<Exit, 
     }
     let mut queues: std::collections::HashMap<TaskId, bool> = std::collections::HashMap::new();
     loop {
-        let lines = tail.next().await?;
+        let lines = tail.next_lines().await?;
         let quiet = lines.is_empty();
         for line in lines {
             let event = match line {

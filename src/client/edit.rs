@@ -1,6 +1,6 @@
 //! Changing what a task is, in whatever state it is.
 
-use super::{Client, ClientError, repeat, wrong_state};
+use super::{Client, ClientError, NewTask, repeat, wrong_state};
 use crate::limits;
 use crate::model::field::{FieldError, Reason};
 use crate::model::{ExecutionId, Retry, Spec, State, TaskId, UnixMs};
@@ -94,6 +94,18 @@ impl Edit {
 }
 
 impl Client {
+    /// The edit with its payload sealed, and by which key, where this client or the task has keys.
+    async fn sealed_edit(&self, edit: &Edit, spec: &Spec) -> Result<(Edit, Option<String>), ClientError> {
+        let Some(payload) = &edit.payload else { return Ok((edit.clone(), None)) };
+        if self.keys.is_none() && spec.extras.sealed.is_some() {
+            let detail = "of this task is sealed; give the keys to replace it";
+            return Err(FieldError::new("payload", Reason::InvalidType, detail).into());
+        }
+        let queue = self.space().group_of(spec.lane.group()).await?.queue;
+        let task = self.sealed(NewTask { payload: payload.clone(), ..NewTask::to(queue) })?;
+        Ok((Edit { payload: Some(task.payload), ..edit.clone() }, task.extras.sealed))
+    }
+
     /// Changes a task that is pending, running or dead; `who` goes into its history. With an `execution`, only while
     /// that one has the grant: for handlers that edit their own task.
     pub async fn edit(
@@ -129,7 +141,11 @@ impl Client {
                 detail: format!("task {id} cannot be read: {error}; `minutehand check` says more"),
             })?;
             let (edits, due) = found.place.map_or((0, spec.due), |place| (place.edits, place.due));
-            let (new, changed) = edit.apply(&spec, due)?;
+            let (edit, sealed) = self.sealed_edit(edit, &spec).await?;
+            let (mut new, changed) = edit.apply(&spec, due)?;
+            if edit.payload.is_some() {
+                new.extras.sealed = sealed;
+            }
             // A repeated call whose first sending arrived finds that what it wants stands.
             if changed.is_empty() {
                 return Ok(Edited { state: found.state, changed: false });

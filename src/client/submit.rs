@@ -214,7 +214,7 @@ pub(super) async fn submit_batch(
 ) -> Result<Vec<Result<Submitted, SubmitError>>, ClientError> {
     let mut codes: HashMap<LaneGroup, u32> = HashMap::new();
     let mut answers: Vec<Option<Result<Submitted, SubmitError>>> = vec![None; tasks.len()];
-    let spread = space.spread();
+    let spread = space.keep_spread().await?;
     let queues = match queue::settings(space).await {
         Ok(queues) => queues,
         // What was read before holds for as long as nothing newer can be had.

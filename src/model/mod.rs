@@ -3,8 +3,10 @@
 //! What a task is and what may happen to it is decided here; the scripts in `lua/` do the same to
 //! the data in Redis, and tests compare the two.
 
+pub mod access;
 pub mod bins;
 pub mod bucket;
+pub mod complaints;
 pub mod digest;
 pub mod digits;
 pub mod durability;
@@ -18,6 +20,7 @@ pub mod replay;
 pub mod retry;
 pub mod route;
 pub mod runs;
+pub mod seal;
 pub mod share;
 pub mod slice;
 pub mod spec;

@@ -8,6 +8,7 @@
 
 pub mod digest;
 pub mod dispatch;
+mod fitness;
 pub mod look;
 pub mod membership;
 mod ownership;
@@ -18,6 +19,7 @@ pub mod view;
 
 use crate::limits;
 use crate::model::Priority;
+use crate::model::complaints::Complaints;
 use crate::store::{Space, StoreError, member};
 pub use digest::DigestSettings;
 use dispatch::Dispatcher;
@@ -100,6 +102,7 @@ pub(crate) struct Shared {
     pub dispatcher: Dispatcher,
     pub pace: Pace,
     pub ready: Arc<Readiness>,
+    pub complaints: Complaints,
     pub tally: Arc<PodTally>,
     pub view: watch::Receiver<Arc<View>>,
 }
@@ -154,6 +157,7 @@ impl Pod {
             space: self.space,
             settings: self.settings,
             ready: self.ready,
+            complaints: Complaints::default(),
             tally: self.tally,
             view,
         });
@@ -161,6 +165,7 @@ impl Pod {
         let loops = TaskTracker::new();
         let members = CancellationToken::new();
         loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
+        loops.spawn(fitness::run(Arc::clone(&shared), members.clone()));
         let dispatching = CancellationToken::new();
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
         loops.spawn(digest::run(Arc::clone(&shared), members.clone()));

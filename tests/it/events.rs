@@ -78,9 +78,9 @@ async fn what_is_trimmed_is_counted_by_type_and_a_replay_begins_there() {
     assert_eq!(granted.iter().map(|task| task.id).collect::<Vec<_>>(), [retried]);
     ack_done(&space, &granted).await;
     let mut tail = client.events();
-    let lines = tail.next().await.unwrap();
+    let lines = tail.next_lines().await.unwrap();
     assert!(matches!(&lines[0], Line::Trimmed { trimmed } if trimmed.events == 11), "{lines:?}");
-    assert_eq!(tail.next().await.unwrap(), []);
+    assert_eq!(tail.next_lines().await.unwrap(), []);
     let (mut with, mut without) = (Replay::new(false), Replay::new(false));
     for line in &lines {
         match line {
