@@ -106,7 +106,9 @@ pub fn keys(settings: &Settings) -> Result<Option<Arc<KeyRing>>, CliError> {
 /// A client for one command.
 pub async fn client(loaded: &Loaded) -> Result<Client, CliError> {
     let keys = keys(&loaded.settings)?;
-    let client = Client::with_defaults(space(loaded).await?, defaults(&loaded.settings)?);
+    // Boxed: futures within futures are laid out to a limited depth.
+    let space = Box::pin(space(loaded)).await?;
+    let client = Client::with_defaults(space, defaults(&loaded.settings)?);
     Ok(match keys {
         Some(keys) => client.with_keys(keys),
         None => client,
@@ -177,6 +179,8 @@ impl From<ClientError> for CliError {
             ClientError::WrongState { .. } => Self { code: "wrong_state", ..Self::failed(error.to_string()) },
             ClientError::NotDurable { .. } => Self { code: "not_durable", ..Self::failed(error.to_string()) }
                 .hint("the task may or may not stand; to send it again is safe with --key"),
+            ClientError::OverQuota { .. } => Self { code: "over_quota", ..Self::failed(error.to_string()) }
+                .hint("`minutehand quota` shows and changes it"),
             ClientError::FateUnknown(_) => Self { code: "fate_unknown", ..Self::failed(error.to_string()) },
         }
     }

@@ -72,6 +72,7 @@ scripts! {
     DIGEST = "dead.digest" "allow-oom" [] "dead/digest";
     FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
     TOKEN = "access.token" "allow-oom" [] "access/token";
+    QUOTA = "access.quota" "allow-oom" [] "access/quota";
     NOTE = "access.note" "allow-oom" [] "access/note";
     NOTES = "access.notes" "no-writes" [] "access/notes";
     PUT = "queue.put" "allow-oom" [] "queue/put";
