@@ -3,7 +3,7 @@
 use minutehand::client::{Client, NewTask};
 use minutehand::executor::{Executor, Task};
 use minutehand::model::seal::{KEY_BYTES, KeyRing};
-use minutehand::model::{Namespace, QueueName, Retry, State};
+use minutehand::model::{Namespace, QueueName, State};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::{At, Space};
 use minutehand::testing::bed::Bed;
