@@ -31,7 +31,8 @@ pub async fn after_pod_death(url: &str, pods: &Mutex<Vec<Member>>, dir: &Path) -
         }
     };
     let queue = QueueName::new(NAMESPACE).ok()?;
-    let task = |n| NewTask { due: Due::In(500 + n), payload: "plain".into(), ..NewTask::to(queue.clone()) };
+    let task =
+        |n: i64| NewTask { due: Due::In(500 + n), payload: "plain".into(), ..NewTask::to(queue.clone()) };
     let told = client.submit_batch((0..4_000).map(task).collect()).await.ok()?;
     let dues: HashMap<TaskId, i64> = told.into_iter().flatten().map(|one| (one.id, one.due.0)).collect();
     tokio::time::sleep(Duration::from_millis(1_500)).await;
