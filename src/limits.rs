@@ -205,6 +205,27 @@ pub const CAUSE_MAX_BYTES: usize = 256;
 /// Longest address of a webhook.
 pub const URL_MAX_BYTES: usize = 2_048;
 
+/// Longest exchange of a web call, unless the task's own time-out is shorter.
+pub const WEBHOOK_TIMEOUT_MS: i64 = 10_000;
+/// Bytes of an answer to a web call that are kept: outcomes of a thousand tasks.
+pub const WEBHOOK_ANSWER_MAX_BYTES: usize = 256 << 10;
+/// Hosts whose calls are counted at a time; idle ones are forgotten.
+pub const WEBHOOK_HOSTS_MAX: usize = 1_024;
+/// A wait asked for by a server beyond this is cut; it may ask again.
+pub const WEBHOOK_RETRY_AFTER_MAX_MS: i64 = 3_600_000;
+
+/// Bytes that handlers may keep for one task.
+pub const MARK_MAX_BYTES: usize = 256 << 10;
+/// Parts in which they may be kept: progress, checkpoint, and steps that are done.
+pub const MARK_FIELDS_MAX: usize = 64;
+/// What is kept for a task that nobody touches goes after this long: as long as dead letters stay.
+pub const MARK_KEEP_MS: i64 = DEAD_KEEP_MS;
+/// Longest text of a progress.
+pub const PROGRESS_TEXT_MAX_CHARS: usize = 200;
+
+/// Most routing decisions that a pod keeps with their inputs; one among 256 executors has some 30 KB.
+pub const ROUTE_SAMPLE_MAX: u32 = 10_000;
+
 /// Most task slots of one executor.
 pub const SLOTS_MAX: usize = 10_000;
 /// Largest journal of an executor; one that cannot be kept below is switched off. All that may be open at once,

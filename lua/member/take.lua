@@ -33,6 +33,8 @@ if s.free > 0 then
 else
   out[4] = 0
 end
+-- Nothing is left behind of one that has gone.
+if cap == 0 and waiting == 0 then call('DEL', SLOTS) end
 out[#out + 1] = urgent
 out[#out + 1] = normal
 return out

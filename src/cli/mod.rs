@@ -11,6 +11,7 @@ pub mod dev;
 mod edit;
 pub mod error;
 mod events;
+pub mod executor;
 mod freeze;
 mod get;
 pub mod import;
@@ -137,6 +138,7 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Edit(args) => edit::run(args, loaded, output).await,
         Command::Freeze(args) => freeze::run(args, true, loaded, output).await,
         Command::Thaw(args) => freeze::run(args, false, loaded, output).await,
+        Command::Executor(command) => executor::run(command, loaded, output).await,
         Command::Queue(command) => queue::run(command, loaded, output).await,
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,

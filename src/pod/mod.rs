@@ -14,17 +14,21 @@ pub mod membership;
 mod ownership;
 pub mod pace;
 pub mod ready;
+mod record;
 pub mod scheduler;
+mod tables;
 pub mod view;
 
 use crate::limits;
 use crate::model::Priority;
 use crate::model::complaints::Complaints;
+use crate::model::route::Policy;
 use crate::store::{Space, StoreError, member};
 pub use digest::DigestSettings;
 use dispatch::Dispatcher;
 use pace::Pace;
 use ready::Readiness;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -57,6 +61,15 @@ pub struct PodSettings {
     pub weights: [u32; 6],
     /// Who is told of dead letters.
     pub digest: DigestSettings,
+    /// How tasks of queues are routed that have no way of their own.
+    pub routing: Policy,
+    /// How many routing decisions are kept with their inputs, a fair sample of all.
+    pub route_sample: usize,
+    /// File into which they are written.
+    pub route_record: Option<PathBuf>,
+    /// How long the oldest task of a priority must have waited for its turn until the priority counts double;
+    /// 0 for never.
+    pub ageing_ms: i64,
 }
 
 impl Default for PodSettings {
@@ -72,6 +85,10 @@ impl Default for PodSettings {
             look_ahead_ms: limits::LOOK_AHEAD_MS,
             weights: Priority::WEIGHTS,
             digest: DigestSettings::default(),
+            routing: Policy::default(),
+            route_sample: 0,
+            route_record: None,
+            ageing_ms: 0,
         }
     }
 }
@@ -149,8 +166,12 @@ impl Pod {
     /// Errors of Redis do not end it: its loops back off, say why, and go on.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StoreError> {
         let (publish, view) = watch::channel(Arc::new(View::default()));
-        let dispatcher =
-            Dispatcher::new(self.space.clone(), self.settings.id.clone(), Arc::clone(&self.tally));
+        let dispatcher = Dispatcher::new(
+            self.space.clone(),
+            self.settings.id.clone(),
+            Arc::clone(&self.tally),
+            self.settings.route_sample,
+        );
         let shared = Arc::new(Shared {
             dispatcher,
             pace: Pace::new(self.settings.gather_max_ms),
@@ -167,6 +188,7 @@ impl Pod {
         loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
         loops.spawn(fitness::run(Arc::clone(&shared), members.clone()));
         let dispatching = CancellationToken::new();
+        loops.spawn(record::run(Arc::clone(&shared), dispatching.clone()));
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
         loops.spawn(digest::run(Arc::clone(&shared), members.clone()));
         let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));
