@@ -30,6 +30,7 @@
 //! | `dead:<id>` | HASH | reason, time, attempts |
 //! | `events` | STREAM | packed moves |
 //! | `tally` | HASH | running tasks and outcomes, only of queues that have a limit which asks for them |
+//! | `cut` | HASH | letter of a move → how many have been trimmed off the stream |
 //! | `counts` | HASH | counters of the conservation law, ripe backlog, deficits |
 //! | `lag:<minute>` | HASH | start − due, as a histogram; ends by itself after 10 minutes |
 //! | `lock` | HASH | pod → permit, until, planned wake-up |
@@ -40,6 +41,8 @@
 //! | --- | --- | --- |
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
+//! | `<namespace>:digest` | `digest` (HASH) | how far owners were told of dead letters, and who does it |
+//! | `<namespace>:runs` | `q:<queue>` (HASH) | how long tasks of a queue run, in bins, and how many fail |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:access` | `tokens` (HASH), `notes` (STREAM), `new` (channel) | tokens of the HTTP port, what operators did |
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
@@ -134,6 +137,8 @@ pub enum Kind {
     Letter,
     /// `events`
     Events,
+    /// `cut`
+    Cut,
     /// `counts`
     Counts,
     /// `tally`
@@ -150,9 +155,9 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 14] = [
+    pub const SINGLE: [&'static str; 15] = [
         "meta", "agenda", "leases", "recents", "parked", "helds", "at", "run", "tries", "dead", "events",
-        "counts", "tally", "lock",
+        "cut", "counts", "tally", "lock",
     ];
 
     /// The kind of a name; nothing for a name that is none of ours.
@@ -175,6 +180,7 @@ impl Kind {
             ("tries", None) => Self::Tries,
             ("dead", None) => Self::Dead,
             ("events", None) => Self::Events,
+            ("cut", None) => Self::Cut,
             ("counts", None) => Self::Counts,
             ("tally", None) => Self::Tally,
             ("lock", None) => Self::Lock,
@@ -210,7 +216,9 @@ impl Kind {
             | Self::Timer
             | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
-            Self::Letter | Self::Mark | Self::Counts | Self::Tally | Self::Lag | Self::Lock => "hash",
+            Self::Letter | Self::Mark | Self::Cut | Self::Counts | Self::Tally | Self::Lag | Self::Lock => {
+                "hash"
+            }
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
             Self::Parked => "set",
             Self::Events => "stream",
@@ -230,7 +238,8 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 16] = [
+pub const ROOM_KEYS: [(&str, &str); 17] = [
+    ("digest", "hash"),
     ("tokens", "hash"),
     ("notes", "stream"),
     ("windows", "hash"),
@@ -257,6 +266,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
         ("lanes", "by_name" | "by_code")
             | ("spread", "spread")
             | ("freeze", "frozen")
+            | ("digest", "digest")
             | ("access", "tokens" | "notes")
             | ("pods" | "executors", "records" | "seen")
             | ("executors", "lost" | "drained")
@@ -266,6 +276,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
     );
     match name {
         "meta" => Some("hash"),
+        _ if room == "runs" && name.strip_prefix("q:").is_some_and(|queue| !queue.is_empty()) => Some("hash"),
         _ => ROOM_KEYS.iter().find(|(known, _)| ours && *known == name).map(|(_, kind)| *kind),
     }
 }
@@ -310,5 +321,6 @@ mod tests {
         }
         assert_eq!(room_key_type("x:ex-1", "inbox"), Some("list"));
         assert_eq!(room_key_type("lanes", "inbox"), None);
+        assert_eq!((room_key_type("runs", "q:a:b"), room_key_type("runs", "x")), (Some("hash"), None));
     }
 }

@@ -9,6 +9,7 @@ mod dead;
 mod demo;
 pub mod dev;
 pub mod downstream;
+mod edit;
 pub mod error;
 mod events;
 pub mod executor;
@@ -134,6 +135,8 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Get(args) => get::run(args, loaded, output).await,
         Command::Cancel(args) => cancel::run(args, loaded, output).await,
         Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
+        Command::Reprioritize(args) => edit::reprioritize(args, loaded, output).await,
+        Command::Edit(args) => edit::run(args, loaded, output).await,
         Command::Freeze(args) => freeze::run(args, true, loaded, output).await,
         Command::Thaw(args) => freeze::run(args, false, loaded, output).await,
         Command::Downstream(command) => downstream::run(command, loaded, output).await,

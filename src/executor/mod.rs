@@ -39,6 +39,8 @@
 mod acks;
 mod command;
 pub mod door;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzz;
 mod handler;
 mod hands;
 mod inbox;
@@ -50,6 +52,7 @@ mod marks;
 mod observe;
 mod predecessor;
 mod recover;
+mod report;
 mod runner;
 mod stats;
 mod timer;
@@ -721,6 +724,7 @@ async fn serve<L: Link>(
     let keeper = Loop::start(keeper::run(Arc::clone(core), keeping.clone()));
     let beats = Loop::start(keeper::beat(Arc::clone(core), identity, size, every, beating.clone()));
     let acks = Loop::start(acks::run(Arc::clone(core)));
+    let reports = Loop::start(report::run(Arc::clone(core), Arc::clone(&queues), beating.clone()));
     let inbox = Loop::start(inbox::run(Arc::clone(core), queues));
     let _starter = Loop::start(timer::start_in_time(Arc::clone(core)));
 
@@ -741,6 +745,7 @@ async fn serve<L: Link>(
     let empty_inbox = async {
         let late = inbox.end().await.unwrap_or_default();
         beats.end().await;
+        reports.end().await;
         let left = match core.link.leave().await {
             Ok(left) => left.iter().map(|offer| (offer.id, offer.grant)).collect(),
             Err(error) => {

@@ -153,12 +153,12 @@ impl TaskBody {
             task.priority = priority.parse()?;
         }
         if let Some(backoff) = &self.backoff {
-            task.tries.backoff = Some(backoff.clone());
+            task.backoff = Some(backoff.parse::<crate::model::Retry>()?);
         }
         if let Some(retries) = small::<u32>("retries", self.retries)? {
-            task.tries.retries = Some(retries);
+            crate::model::Retry::default().with_retries(retries)?;
+            task.retries = Some(retries);
         }
-        task.tries.check()?;
         if let Some(key) = self.key {
             let window = self.key_window_ms.unwrap_or(limits::KEY_WINDOW_MS);
             task.key = Some(Key::new(key.into_bytes(), window)?);

@@ -119,9 +119,10 @@ impl Town {
     }
 
     async fn submit(&self, lease_ms: u32) -> TaskId {
-        let retry = "fixed:20ms".parse::<Retry>().unwrap().with_retries(1).unwrap();
+        let retry = "fixed:20ms".parse::<Retry>().unwrap();
         let task = NewTask {
-            retry: Some(retry),
+            backoff: Some(retry),
+            retries: Some(1),
             lease_ms: Some(lease_ms),
             ..NewTask::to(QueueName::new("q").unwrap())
         };
