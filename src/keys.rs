@@ -35,7 +35,8 @@
 //! | other tag | keys | content |
 //! | --- | --- | --- |
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
-//! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
+//! | `<namespace>:spread` | `spread` (HASH), `new` (channel) | buckets, those that close, holders, bounds, epoch |
+//! | `<namespace>:decider` | `lead` (HASH), `windows`, `changes` (LIST) | who decides, and what was decided on which figures |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
@@ -208,11 +209,14 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 9] = [
+pub const ROOM_KEYS: [(&str, &str); 12] = [
     ("frozen", "hash"),
     ("by_name", "hash"),
     ("by_code", "hash"),
     ("spread", "hash"),
+    ("lead", "hash"),
+    ("windows", "list"),
+    ("changes", "list"),
     ("records", "hash"),
     ("seen", "zset"),
     ("slots", "hash"),
@@ -227,6 +231,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
         (room, name),
         ("lanes", "by_name" | "by_code")
             | ("spread", "spread")
+            | ("decider", "lead" | "windows" | "changes")
             | ("freeze", "frozen")
             | ("pods" | "executors", "records" | "seen")
             | ("x", "slots" | "inbox" | "urgent")

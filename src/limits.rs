@@ -50,6 +50,21 @@ pub const BUCKETS_MAX: u16 = 1_024;
 pub const KEY_BUCKETS_DEFAULT: u16 = 8;
 /// Most holders of one bucket's lock.
 pub const HOLDERS_MAX: usize = 8;
+/// Most buckets with a number of holders of their own.
+pub const HOT_BUCKETS_MAX: usize = 8;
+/// Who submits reads the spread anew when what it knows is this old: so late new buckets are used.
+pub const SPREAD_KEPT_MS: u64 = 2_000;
+/// How long a closed bucket stays at least before it vanishes: until then its events and its finished tasks are known,
+/// and a submit that is sent again is told what became of it.
+pub const BUCKET_LINGER_MIN_MS: i64 = 120_000;
+/// Decisions on the number of buckets that are kept with their figures: an hour of windows of 5 s.
+pub const DECISIONS_MAX: usize = 720;
+/// Changes of the number of buckets that are kept with their figures.
+pub const CHANGES_MAX: usize = 200;
+/// Buckets that a decision lists with their figures: those that are worst off.
+pub const DECISION_BUCKETS_MAX: usize = 8;
+/// Coming minutes that a decision looks at.
+pub const DECISION_AHEAD_MINUTES: usize = 10;
 /// Most combinations of queue and required labels in a namespace (18 bits, capped).
 pub const LANE_GROUPS_MAX: u32 = 65_536;
 

@@ -81,7 +81,7 @@ impl Client {
         space.groups().await?;
         let (limit, now) = (filter.limit.unwrap_or(usize::MAX), UnixMs(space.clock().now_ms()));
         let mut out = Vec::new();
-        for bucket in (0..space.spread().buckets).filter_map(Bucket::new) {
+        for bucket in space.spread().live() {
             let mut skip = 0;
             while out.len() < limit {
                 let page = repeat(space, || dead::page(space, bucket, UnixMs(0), skip)).await?;

@@ -338,7 +338,7 @@ const AT_ONCE: usize = 16;
 
 /// The counters of all buckets, each read in one script.
 async fn all_counts(space: &Space) -> Result<Vec<(Bucket, BucketCounts)>, StoreError> {
-    let mut left = (0..space.spread().buckets).filter_map(Bucket::new);
+    let mut left = space.spread().all();
     let (mut running, mut out) = (JoinSet::new(), Vec::new());
     loop {
         while running.len() < AT_ONCE {

@@ -4,6 +4,7 @@
 //! the data in Redis, and tests compare the two.
 
 pub mod bucket;
+pub mod decide;
 pub mod digits;
 pub mod durability;
 pub mod event;
@@ -17,6 +18,7 @@ pub mod route;
 pub mod share;
 pub mod slice;
 pub mod spec;
+pub mod spread;
 pub mod state;
 
 pub use bucket::{Bucket, Namespace, Tag};

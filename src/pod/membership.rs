@@ -1,11 +1,11 @@
 //! Who lives: this pod says so, hears of the others, and hands back what lay with those that are lost.
 
 use super::view::View;
-use super::{BEATS_PER_LOCK, Shared};
+use super::{BEATS_PER_LOCK, Shared, meter};
 use crate::metric;
 use crate::model::{Bucket, Grant, TaskId};
 use crate::store::member::{self, PodRecord};
-use crate::store::{Space, StoreError, Subscription, due, queue};
+use crate::store::{Space, StoreError, Subscription, bucket, due, queue};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -77,6 +77,10 @@ async fn any_news(news: &mut [Subscription; 4]) {
 
 async fn tick(shared: &Shared, busy: bool, freeze_epoch: u64) -> Result<View, StoreError> {
     let (space, settings) = (&shared.space, &shared.settings);
+    let (loads, cpu_permille) = shared.meters.sample();
+    let share = |of: fn(&meter::LoopLoad) -> u16| loads.iter().map(of).max().map_or(0.0, |n| f64::from(n) / 1e3);
+    metric::handles().claim_loop_busy.set(share(|load| load.busy_permille));
+    metric::handles().claim_loop_starved.set(share(|load| load.starved_permille));
     let me = PodRecord {
         id: settings.id.clone(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -87,6 +91,8 @@ async fn tick(shared: &Shared, busy: bool, freeze_epoch: u64) -> Result<View, St
         draining: false,
         busy,
         freeze_epoch,
+        cpu_permille,
+        loads: loads.iter().map(|load| (load.bucket, load.busy_permille, load.starved_permille)).collect(),
     };
     let pods = member::beat_pod(space, &me, settings.lock_ms).await?;
     let executors = member::executors(space).await?;

@@ -1,13 +1,15 @@
 //! A pod: one stateless scheduler among any number.
 //!
 //! [`membership`] says who lives, [`ownership`] which buckets are ours, [`scheduler`] claims what is
-//! due in each of them, [`dispatch`] routes it and puts it into the executors' inboxes. Nothing here
-//! must survive: a pod that dies loses its permits after their time, and its grants come back.
+//! due in each of them, [`dispatch`] routes it and puts it into the executors' inboxes. One pod's
+//! [`decider`] sees to it that there are as many buckets as the load needs. Nothing here must survive: a pod that dies loses its permits after their time, and its grants come back.
 //!
 //! Deliberately absent: a queue of tasks in memory. A pod claims only what it may deliver.
 
+pub mod decider;
 pub mod dispatch;
 pub mod membership;
+mod meter;
 pub mod ownership;
 pub mod pace;
 pub mod ready;
@@ -17,7 +19,9 @@ pub mod view;
 use crate::limits;
 use crate::model::Priority;
 use crate::store::{Space, StoreError, member};
+use decider::DeciderSettings;
 use dispatch::Dispatcher;
+use meter::Meters;
 use pace::Pace;
 use ready::Readiness;
 use std::sync::Arc;
@@ -47,6 +51,8 @@ pub struct PodSettings {
     pub gather_max_ms: u64,
     /// Shares of P0 to P5 in percent of their sum.
     pub weights: [u32; 6],
+    /// Decides on the number of buckets.
+    pub decider: DeciderSettings,
 }
 
 impl Default for PodSettings {
@@ -60,6 +66,7 @@ impl Default for PodSettings {
             claim_rows: 500,
             gather_max_ms: limits::CLAIM_GATHER_MAX_MS,
             weights: Priority::WEIGHTS,
+            decider: DeciderSettings::default(),
         }
     }
 }
@@ -91,6 +98,7 @@ pub(crate) struct Shared {
     pub pace: Pace,
     pub ready: Arc<Readiness>,
     pub tally: Arc<PodTally>,
+    pub meters: Meters,
     pub view: watch::Receiver<Arc<View>>,
 }
 
@@ -144,12 +152,14 @@ impl Pod {
             settings: self.settings,
             ready: self.ready,
             tally: self.tally,
+            meters: Meters::default(),
             view,
         });
         tracing::info!(pod = %shared.settings.id, namespace = %shared.space.namespace(), "pod starts");
         let loops = TaskTracker::new();
         let members = CancellationToken::new();
         loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
+        loops.spawn(decider::run(Arc::clone(&shared), stop.clone()));
         let dispatching = CancellationToken::new();
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
         let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));

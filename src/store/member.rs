@@ -74,6 +74,10 @@ pub struct PodRecord {
     pub busy: bool,
     /// The last change of what is frozen that it follows.
     pub freeze_epoch: u64,
+    /// Use of its processors lately, in thousandths of all of them.
+    pub cpu_permille: u16,
+    /// For each claim loop that is not idle: bucket, share of its time at work and waiting for room, in thousandths.
+    pub loads: Vec<(u16, u16, u16)>,
 }
 
 fn registry(space: &Space, room: &str) -> Guard {

@@ -20,8 +20,10 @@ mod space;
 mod subscribe;
 mod topology;
 
+pub mod bucket;
 pub mod check;
 pub mod dead;
+pub mod decider;
 pub mod due;
 pub mod events;
 pub mod intake;
@@ -48,7 +50,8 @@ pub use durable::Shortfall;
 pub use error::{Cause, StoreError};
 pub use reply::{Fields, Reply};
 pub use script::{ALL as SCRIPTS, Script};
-pub use space::{Birth, Space, Spread};
+pub use crate::model::spread::Spread;
+pub use space::{Birth, Space};
 pub use subscribe::{Subscription, Wake};
 
 use crate::clock::mono;

@@ -9,25 +9,13 @@ use crate::keys::{Guard, Kind, ROOM_KEYS};
 use crate::limits;
 use crate::metric;
 use crate::model::spec::KEY_SHARDS;
+use crate::model::spread::{Bounds, Spread, read_hot, read_list};
 use crate::model::{Bucket, Durability, LaneGroup, Namespace, Tag};
 use bytes::Bytes;
 use parking_lot::RwLock;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
-
-/// How a namespace spreads its tasks over buckets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Spread {
-    /// Buckets over which keyed tasks go; a power of two, fixed for ever.
-    pub key_buckets: u16,
-    /// Buckets to which new tasks without a key go; never below `key_buckets`.
-    pub buckets: u16,
-    /// Pods that may hold one bucket at a time.
-    pub holders: u8,
-    /// Grows with every change.
-    pub epoch: u64,
-}
 
 /// What a namespace is created with; where it stands already, what stands counts.
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +45,9 @@ struct Inner {
     namespace: Namespace,
     guards: Vec<OnceLock<Guard>>,
     spread: RwLock<Spread>,
+    /// When the spread was last read, and whether it is being read.
+    spread_read: RwLock<std::time::Instant>,
+    spread_asked: AtomicBool,
     groups: RwLock<Groups>,
     clock: RedisClock,
     /// Time that tests make the scripts believe; `i64::MIN` lets Redis tell it.
@@ -86,12 +77,14 @@ impl Space {
     /// Opens a namespace, creating it as `birth` says where there is none.
     pub async fn open_as(store: Store, namespace: Namespace, birth: Birth) -> Result<Self, StoreError> {
         let guards = (0..limits::BUCKETS_MAX).map(|_| OnceLock::new()).collect();
-        let spread = Spread { key_buckets: 1, buckets: 1, holders: 1, epoch: 0 };
+        let spread = Spread::born(1, 1, 1);
         let inner = Inner {
             store,
             namespace,
             guards,
             spread: RwLock::new(spread),
+            spread_read: RwLock::new(clock::mono()),
+            spread_asked: AtomicBool::new(false),
             groups: RwLock::default(),
             clock: RedisClock::new(),
             injected_ms: AtomicI64::new(REAL_TIME),
@@ -113,9 +106,26 @@ impl Space {
             buckets: bucket_count(&mut fields, "buckets")?,
             holders: u8::try_from(fields.int("holders")?).unwrap_or(1).max(1),
             epoch: u64::try_from(fields.int("epoch")?).unwrap_or(0),
+            peak: bucket_count(&mut fields, "peak")?,
+            closing: read_list(&fields.text("closing")?).into(),
+            hot: read_hot(&fields.text("hot")?).into(),
+            bounds: {
+                let mut bound = |name| Ok::<_, StoreError>(fields.text(name)?.parse().ok());
+                Bounds {
+                    min: bound("least")?,
+                    max: bound("most")?,
+                    pin: bound("pin")?,
+                    manual: fields.text("manual")? == "1",
+                }
+            },
         };
-        *self.inner.spread.write() = spread;
-        Ok(spread)
+        let mut known = self.inner.spread.write();
+        // Answers may overtake each other.
+        if spread.epoch >= known.epoch {
+            *known = spread;
+        }
+        *self.inner.spread_read.write() = clock::mono();
+        Ok(known.clone())
     }
 
     /// Reads the spread anew.
@@ -125,7 +135,22 @@ impl Space {
 
     /// The spread as last read.
     pub fn spread(&self) -> Spread {
-        *self.inner.spread.read()
+        self.inner.spread.read().clone()
+    }
+
+    /// The same; where that was a while ago it is read anew beside, so that who submits all the time hears of changes.
+    pub fn spread_lately(&self) -> Spread {
+        let old = self.inner.spread_read.read().elapsed().as_millis() as u64 > limits::SPREAD_KEPT_MS;
+        if old && !self.inner.spread_asked.swap(true, Ordering::Relaxed) {
+            let space = self.clone();
+            tokio::spawn(async move {
+                if let Err(error) = space.refresh_spread().await {
+                    tracing::debug!(%error, "could not read the spread; the one known goes on");
+                }
+                space.inner.spread_asked.store(false, Ordering::Relaxed);
+            });
+        }
+        self.spread()
     }
 
     /// The store.
