@@ -38,6 +38,7 @@
 //! | `<namespace>:spread` | `spread` (HASH), `new` (channel) | buckets, those that close, holders, bounds, epoch |
 //! | `<namespace>:decider` | `lead` (HASH), `windows`, `changes` (LIST) | who decides, and what was decided on which figures |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
+//! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
@@ -234,6 +235,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
             | ("decider", "lead" | "windows" | "changes")
             | ("freeze", "frozen")
             | ("pods" | "executors", "records" | "seen")
+            | ("queues", "records")
             | ("x", "slots" | "inbox" | "urgent")
     );
     match name {

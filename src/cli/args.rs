@@ -82,6 +82,9 @@ pub enum Command {
     Freeze(FreezeArgs),
     /// Let what was frozen start again
     Thaw(FreezeArgs),
+    /// Queues: list, show, set, pause, resume
+    #[command(subcommand)]
+    Queue(super::queue::QueueCommand),
     /// Tell a task's whole life, with causes
     Trace(IdArgs),
     /// Dead letters: list, show, redrive, delete
@@ -598,6 +601,9 @@ mod tests {
             "minutehand status --output json",
             "minutehand check",
             "minutehand config show --origin",
+            "minutehand queue list --output json",
+            "minutehand queue set Q --retries 5 --lease auto",
+            "minutehand queue pause Q --why x",
         ] {
             assert!(parse(line).is_ok(), "{line}: {:?}", parse(line).unwrap_err());
         }

@@ -14,6 +14,7 @@ mod freeze;
 mod get;
 pub mod import;
 pub mod input;
+pub mod queue;
 pub mod render;
 mod reschedule;
 mod serve;
@@ -128,6 +129,7 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
         Command::Freeze(args) => freeze::run(args, true, loaded, output).await,
         Command::Thaw(args) => freeze::run(args, false, loaded, output).await,
+        Command::Queue(command) => queue::run(command, loaded, output).await,
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,
         Command::Events(command) => events::run(command, loaded, output).await,

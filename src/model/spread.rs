@@ -132,12 +132,8 @@ mod tests {
 
     #[test]
     fn live_buckets_are_those_of_the_spread_and_those_that_close() {
-        let spread = Spread {
-            closing: [5, 9].into(),
-            hot: [(2, 3)].into(),
-            peak: 16,
-            ..Spread::born(2, 4, 1)
-        };
+        let spread =
+            Spread { closing: [5, 9].into(), hot: [(2, 3)].into(), peak: 16, ..Spread::born(2, 4, 1) };
         let numbers: Vec<u16> = spread.live().map(Bucket::number).collect();
         assert_eq!(numbers, [0, 1, 2, 3, 5, 9]);
         assert_eq!(spread.all().count(), 16);

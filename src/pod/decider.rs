@@ -107,7 +107,8 @@ async fn round(shared: &Shared, eye: &mut Eye, leads: &mut bool) -> Result<(), S
     metrics.buckets_closing.set(spread.closing.len() as f64);
     publish(&after);
     let changes = decision.action.changes();
-    let json = |error: serde_json::Error| StoreError::BadReply { script: "decider.note", what: error.to_string() };
+    let json =
+        |error: serde_json::Error| StoreError::BadReply { script: "decider.note", what: error.to_string() };
     let remembered = serde_json::to_vec(&after).map_err(json)?;
     let record = Record { rules, state, inputs, decision: decision.clone() };
     let record = serde_json::to_vec(&record).map_err(json)?;
@@ -299,8 +300,11 @@ fn members(out: &mut Readings, pods: &[PodRecord], executors: &[ExecutorRecord])
     out.executors = live().count() as u16;
     out.slots = live().map(|executor| executor.slots).sum();
     out.slots_busy = live().map(|executor| executor.busy.min(executor.slots)).sum();
-    let averages: Vec<f64> =
-        live().flat_map(|executor| &executor.averages).map(|(_, ms)| *ms).filter(|ms| ms.is_finite()).collect();
+    let averages: Vec<f64> = live()
+        .flat_map(|executor| &executor.averages)
+        .map(|(_, ms)| *ms)
+        .filter(|ms| ms.is_finite())
+        .collect();
     if !averages.is_empty() {
         let mean_ms = averages.iter().sum::<f64>() / averages.len() as f64;
         out.run_us = Some((mean_ms * 1_000.0).clamp(1.0, 1e12) as u64);

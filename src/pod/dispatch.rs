@@ -377,14 +377,14 @@ impl Dispatcher {
     /// Tasks that nobody serves go back; their queue is then known as closed.
     async fn strand(&self, parcels: Vec<Parcel>) {
         let view = Arc::clone(&self.inner.lock().view);
-        let frozen = |parcel: &Parcel| {
-            view.groups
-                .get(&parcel.group)
-                .is_some_and(|(group, _)| view.freeze.of_queue(&group.queue).is_some())
-        };
-        let (held, unserved): (Vec<_>, Vec<_>) = parcels.iter().partition(|parcel| frozen(parcel));
+        let queue_of = |parcel: &Parcel| view.groups.get(&parcel.group).map(|(group, _)| &group.queue);
+        let frozen = |parcel: &&Parcel| queue_of(parcel).is_some_and(|q| view.freeze.of_queue(q).is_some());
+        let paused = |parcel: &&Parcel| queue_of(parcel).is_some_and(|q| view.queues.pause_of(q).is_some());
+        let (held, others): (Vec<_>, Vec<_>) = parcels.iter().partition(frozen);
+        let (resting, unserved): (Vec<_>, Vec<_>) = others.into_iter().partition(paused);
         let kinds = [
             (held, "frozen", "frozen"),
+            (resting, "paused", "its queue is paused"),
             (unserved, "no_executor", "no executor serves its queue and labels"),
         ];
         for (parcels, label, cause) in kinds {

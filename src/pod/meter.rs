@@ -12,7 +12,7 @@ const SAMPLE_MIN: Duration = Duration::from_millis(900);
 
 /// The time that one claim loop has spent, in µs.
 #[derive(Debug, Default)]
-pub(super) struct Meter {
+pub(crate) struct Meter {
     busy_us: AtomicU64,
     starved_us: AtomicU64,
     tasks: AtomicU64,
@@ -37,7 +37,7 @@ fn since_us(start: Instant) -> u64 {
 
 /// What one claim loop did lately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct LoopLoad {
+pub(crate) struct LoopLoad {
     pub bucket: u16,
     pub busy_permille: u16,
     pub starved_permille: u16,
@@ -54,7 +54,7 @@ struct Sample {
 
 /// The meters of a pod's claim loops.
 #[derive(Debug, Default)]
-pub(super) struct Meters {
+pub(crate) struct Meters {
     loops: Mutex<BTreeMap<u16, Arc<Meter>>>,
     sample: Mutex<Sample>,
 }
@@ -139,8 +139,12 @@ mod tests {
     #[test]
     fn shares_are_those_of_the_time_between_two_samples() {
         let before = BTreeMap::from([(1, [500_000, 0, 10]), (2, [0, 0, 0])]);
-        let now =
-            BTreeMap::from([(1, [1_300_000, 100_000, 20]), (2, [10_000, 0, 0]), (3, [400, 0, 1]), (4, [0; 3])]);
+        let now = BTreeMap::from([
+            (1, [1_300_000, 100_000, 20]),
+            (2, [10_000, 0, 0]),
+            (3, [400, 0, 1]),
+            (4, [0; 3]),
+        ]);
         let told = loads(&before, &now, Duration::from_secs(1));
         let load =
             |bucket, busy_permille, starved_permille| LoopLoad { bucket, busy_permille, starved_permille };

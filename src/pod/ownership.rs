@@ -26,8 +26,7 @@ pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
         live.sort_unstable();
         live.dedup();
         let of = |bucket: Bucket| spread.holders_of(bucket.number());
-        let mine: BTreeSet<Bucket> =
-            fair_share(&shared.settings.id, &names, &live, of).into_iter().collect();
+        let mine: BTreeSet<Bucket> = fair_share(&shared.settings.id, &names, &live, of).into_iter().collect();
         let gone: Vec<Bucket> = loops.keys().filter(|bucket| !mine.contains(bucket)).copied().collect();
         for bucket in gone {
             if let Some((cancel, _)) = loops.remove(&bucket) {

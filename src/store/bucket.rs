@@ -88,11 +88,6 @@ pub async fn vanish(space: &Space, bucket: Bucket, linger_ms: i64) -> Result<Van
     })
 }
 
-/// Wakes when the spread has changed.
-pub fn news(space: &Space) -> super::Subscription {
-    space.store().subscribe(Guard::room(space.namespace(), "spread").key("new"))
-}
-
 /// A stretch of a bucket's agenda.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Agenda {

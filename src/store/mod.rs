@@ -42,6 +42,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 pub use crate::model::bucket::{SLOTS, slot_of_key as slot_of};
+pub use crate::model::spread::Spread;
 pub use connect::{
     CALL_TIMEOUT_RANGE_MS, CONNECT_TIMEOUT_RANGE_MS, ConnectSettings, Flavor, Host, Mode, NodeInfo,
     POOL_SIZE_DEFAULT, POOL_SIZE_MAX, Place, RedisUrl, ServerInfo,
@@ -50,7 +51,6 @@ pub use durable::Shortfall;
 pub use error::{Cause, StoreError};
 pub use reply::{Fields, Reply};
 pub use script::{ALL as SCRIPTS, Script};
-pub use crate::model::spread::Spread;
 pub use space::{Birth, Space};
 pub use subscribe::{Subscription, Wake};
 

@@ -1,4 +1,9 @@
-//! What is frozen: `lua/queue/freeze.lua` and `lua/member/recall.lua`.
+//! What is set for queues: `lua/queue/put.lua`. What is frozen: `lua/queue/freeze.lua` and `lua/member/recall.lua`.
+
+mod settings;
+
+pub(super) use settings::Known;
+pub use settings::{PutAnswer, put_queue, refresh, settings, settings_news, version_of};
 
 use super::intake::clip;
 use super::member::{Offer, inbox_guard};

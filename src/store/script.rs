@@ -69,6 +69,7 @@ scripts! {
     REDRIVE = "dead.redrive" "" ["lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
     DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
     FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
+    PUT = "queue.put" "allow-oom" [] "queue/put";
     LANE = "queue.lane" "" [] "queue/lane";
     SPREAD = "queue.spread" "allow-oom" [] "queue/spread";
     RESIZE = "bucket.resize" "allow-oom" ["lib/need"] "bucket/resize";

@@ -1,6 +1,7 @@
 //! A namespace in a store: its tags, its lane codes, its spread, and the clock of its server.
 
 use super::args::Args;
+use super::queue::Known;
 use super::reply::Fields;
 use super::script::{self, Script};
 use super::{Reply, Shortfall, Store, StoreError};
@@ -49,6 +50,7 @@ struct Inner {
     spread_read: RwLock<std::time::Instant>,
     spread_asked: AtomicBool,
     groups: RwLock<Groups>,
+    queues: Known,
     clock: RedisClock,
     /// Time that tests make the scripts believe; `i64::MIN` lets Redis tell it.
     injected_ms: AtomicI64,
@@ -86,6 +88,7 @@ impl Space {
             spread_read: RwLock::new(clock::mono()),
             spread_asked: AtomicBool::new(false),
             groups: RwLock::default(),
+            queues: Known::default(),
             clock: RedisClock::new(),
             injected_ms: AtomicI64::new(REAL_TIME),
         };
@@ -239,6 +242,11 @@ impl Space {
         let mut groups = self.inner.groups.write();
         groups.names.insert(code, group.clone());
         groups.codes.insert(group, code);
+    }
+
+    /// What is known of the settings of queues.
+    pub(super) fn known_queues(&self) -> &Known {
+        &self.inner.queues
     }
 
     /// Makes the scripts believe that it is `now_ms`; nothing lets Redis tell the time again. For tests.

@@ -395,7 +395,9 @@ fn count(rules: &Rules, state: &mut State, now: &Inputs) {
     let cool = |bucket: u16| {
         let found = now.worst.iter().find(|input| input.bucket == bucket);
         found.is_none_or(|input| {
-            !input.late && input.busy_permille < rules.idle_permille && input.starved_permille < rules.idle_permille
+            !input.late
+                && input.busy_permille < rules.idle_permille
+                && input.starved_permille < rules.idle_permille
         })
     };
     let known = std::mem::take(&mut state.cool);
@@ -478,7 +480,10 @@ fn grow(rules: &Rules, before: &State, state: &State, now: &Inputs) -> Choice {
         now.lag_text()
     );
     if state.late < rules.late_windows {
-        return hold(Reason::LateForNow, format!("{figures}; window {} of {}", state.late, rules.late_windows));
+        return hold(
+            Reason::LateForNow,
+            format!("{figures}; window {} of {}", state.late, rules.late_windows),
+        );
     }
     if let Some((reason, why)) = redis_limit(rules, now) {
         return hold(reason, format!("{figures}; {why}"));
