@@ -1,9 +1,11 @@
 //! Tests against real servers that they start themselves: one binary, a file beside each file of `store/`, and the doors above it.
 
+mod bucket;
 mod check;
 mod cli;
 mod connect;
 mod dead;
+mod decider;
 mod due;
 mod durability;
 mod executor;
