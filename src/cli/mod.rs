@@ -1,6 +1,7 @@
 //! The command line: one command a file, results by [`render`], endings by [`error::Exit`].
 
 pub mod args;
+mod bucket;
 mod cancel;
 mod check;
 mod config;
@@ -93,6 +94,7 @@ fn start(cli: Cli) -> Result<Exit, CliError> {
             config::run(command, &loaded, output);
             Ok(Exit::Ok)
         }
+        Command::Bucket(bucket::BucketCommand::Replay { file }) => bucket::replay(file, output),
         // The one use of this machine's clock for due times: nothing is sent.
         Command::Import(args) if args.dry_run => {
             import::command::dry_run(args, crate::model::UnixMs(clock::wall_us() / 1_000), output)
@@ -120,7 +122,8 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
             import::command::plan(args, crate::model::UnixMs(0))?;
             let client = connect::client(loaded).await?;
             let any = crate::model::QueueName::new("any")?;
-            let template = connect::task(&loaded.settings, any)?;
+            let plan = args.plan.as_deref().map(crate::model::PlanName::new).transpose()?;
+            let template = crate::client::NewTask { plan, ..connect::task(&loaded.settings, any)? };
             let now = crate::model::UnixMs(client.space().clock().now_ms());
             import::command::run(args, now, import::sink::ClientSink::new(client, template), output).await
         }
@@ -130,6 +133,7 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Freeze(args) => freeze::run(args, true, loaded, output).await,
         Command::Thaw(args) => freeze::run(args, false, loaded, output).await,
         Command::Queue(command) => queue::run(command, loaded, output).await,
+        Command::Bucket(command) => bucket::run(command, loaded, output).await,
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,
         Command::Events(command) => events::run(command, loaded, output).await,

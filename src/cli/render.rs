@@ -324,6 +324,9 @@ pub fn status(value: &Value) -> String {
     out.push_str(&table_or_nothing(&names, list("executors").iter().map(row)));
 
     out.push_str(&format!("\nBUCKETS: {}\n", list("buckets").len()));
+    let nodes: std::collections::BTreeSet<&str> =
+        list("buckets").iter().filter_map(|bucket| bucket["node"].as_str()).collect();
+    let several = nodes.len() > 1;
     let row = |bucket: &Value| {
         let mut row = vec![text(&bucket["bucket"])];
         row.extend(
@@ -335,10 +338,21 @@ pub fn status(value: &Value) -> String {
         } else {
             plain(&bucket["holders"])
         });
+        if several {
+            row.push(plain(&bucket["node"]));
+        }
         row
     };
-    let names = ["bucket", "pending", "ready", "running", "succeeded", "dead", "next due", "held by"];
+    let mut names = vec!["bucket", "pending", "ready", "running", "succeeded", "dead", "next due", "held by"];
+    if several {
+        names.push("on node");
+    }
     out.push_str(&table_or_nothing(&names, list("buckets").iter().map(row)));
+    if several {
+        let on = |node: &&str| list("buckets").iter().filter(|bucket| bucket["node"] == **node).count();
+        let each = nodes.iter().map(|node| format!("{} {}", safe(node), on(node)));
+        out.push_str(&format!("\nBUCKETS BY NODE: {}\n", each.collect::<Vec<_>>().join(", ")));
+    }
     out
 }
 

@@ -4,6 +4,8 @@ use super::error::{CliError, Exit};
 use super::{connect, signal};
 use crate::http::{self, HttpState};
 use crate::model::Namespace;
+use crate::model::decide::Rules;
+use crate::pod::decider::DeciderSettings;
 use crate::pod::{Pod, PodSettings};
 use crate::settings::{Loaded, Settings};
 use crate::store::Space;
@@ -42,6 +44,15 @@ pub async fn prepare(
         poll_ms: settings.pod.poll.ms(),
         dispatch_ms: settings.defaults.dispatch_timeout.ms(),
         gather_max_ms: settings.pod.gather.ms().unsigned_abs(),
+        decider: DeciderSettings {
+            enabled: settings.decider.enabled,
+            rules: Rules {
+                target_ms: settings.decider.target.ms(),
+                window_ms: settings.decider.window.ms(),
+                ..Rules::default()
+            },
+            linger_ms: settings.decider.linger.ms(),
+        },
         ..PodSettings::default()
     };
     Ok(Served { pod: Pod::new(space, pod), listener, http, metrics })

@@ -1,6 +1,6 @@
 //! What holds queues back, and how that is said.
 
-use crate::model::{QueueName, QueueTable};
+use crate::model::{PlanName, QueueName, QueueTable};
 use crate::store::queue::{self, Freeze};
 use crate::store::{Space, StoreError};
 use serde::Serialize;
@@ -48,6 +48,12 @@ impl Holds {
         }
         let pause = self.queues.pause_of(queue)?;
         Some(sentence(&format!("queue {queue} is paused"), pause.since, &pause.who, &pause.why))
+    }
+
+    /// What holds a plan back: `plan sale is frozen since …`.
+    pub fn of_plan(&self, plan: &PlanName) -> Option<String> {
+        let frozen = self.freeze.of_plan(plan.as_str())?;
+        Some(sentence(&format!("plan {plan} is frozen"), frozen.since, &frozen.who, &frozen.cause))
     }
 
     /// The queues that are held by more than a freeze.

@@ -2,6 +2,7 @@
 //!
 //! Every door (the CLI, HTTP, a program of yours) goes through [`Client`], so all of them check alike.
 
+mod buckets;
 mod dead;
 mod history;
 mod holds;
@@ -10,6 +11,7 @@ mod queues;
 mod stream;
 mod submit;
 
+pub use buckets::{AgendaView, BoundsChange, BucketView, SpreadView};
 pub use dead::{DeadFilter, DeadView, Redriven};
 pub use history::{EventTail, Trace};
 pub use holds::{HeldQueue, Holds};

@@ -2,7 +2,7 @@
 
 use super::holds::{HeldQueue, Holds};
 use super::{Client, ClientError, repeat};
-use crate::model::{Bucket, Labels, LaneCode, Phase, Priority, Spec, State, TaskId, UnixMs};
+use crate::model::{Bucket, Labels, LaneCode, Phase, PlanName, Priority, Spec, State, TaskId, UnixMs};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Frozen;
 use crate::store::read::{self, Attempt, BucketCounts, Found, Lags};
@@ -47,7 +47,7 @@ pub struct TaskView {
     pub key: Option<String>,
     /// Its plan.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub plan: Option<String>,
+    pub plan: Option<PlanName>,
     /// Pod or executor that holds it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
@@ -99,7 +99,7 @@ pub struct Counts {
     pub ready: i64,
     /// Pending after a failure. Approximate.
     pub retrying: i64,
-    /// Ripe in a lane that may not be claimed. Approximate.
+    /// Ripe in a lane that may not be claimed, or of a frozen plan. Approximate.
     pub held: i64,
     /// Granted.
     pub running: i64,
@@ -126,10 +126,11 @@ impl Counts {
             holds.all() || group.is_some_and(|group| holds.of_queue(&group.queue).is_some())
         };
         let lanes = bucket.parked.iter().chain(&bucket.ready);
-        let held: i64 = lanes.filter(|(lane, _)| frozen(lane)).map(|(_, size)| *size as i64).sum();
+        let aside: i64 = lanes.filter(|(lane, _)| frozen(lane)).map(|(_, size)| *size as i64).sum();
+        let held = aside + bucket.count("held");
         let pending = bucket.count("pending");
         let retrying = bucket.tries.min(pending);
-        let ready = (bucket.count("ready") - held).max(0);
+        let ready = (bucket.count("ready") - aside).max(0);
         Self {
             submitted: bucket.count("submitted"),
             waiting: bucket.count("waiting"),
@@ -206,6 +207,9 @@ pub struct BucketStatus {
     pub bucket: u16,
     /// Pods that hold it.
     pub holders: Vec<String>,
+    /// The Redis server that has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// Whether it takes no new tasks.
     pub closed: bool,
     /// Its tasks.
@@ -296,7 +300,7 @@ impl Client {
     /// How things stand.
     pub async fn status(&self) -> Result<Status, ClientError> {
         let space = self.space();
-        space.refresh_spread().await?;
+        let live: std::collections::BTreeSet<Bucket> = space.refresh_spread().await?.live().collect();
         let holds = self.holds().await?;
         let (mut counts, mut lags, mut buckets, mut now) =
             (Counts::default(), Lags::default(), Vec::new(), UnixMs(space.clock().now_ms()));
@@ -305,7 +309,12 @@ impl Client {
             counts.add(&own);
             lags.merge(&found.lags);
             now = now.max(found.now);
+            // One that has vanished has nothing left but its counters.
+            if !live.contains(&bucket) {
+                continue;
+            }
             buckets.push(BucketStatus {
+                node: space.store().node_of(crate::model::bucket::slot_of_bucket(space.namespace(), bucket)),
                 bucket: bucket.number(),
                 holders: found.holders.iter().map(|(pod, _)| pod.clone()).collect(),
                 closed: found.closed,
@@ -377,7 +386,10 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         State::Pending => Holds::read(space).await?,
         _ => Holds::default(),
     };
-    let held = group.as_ref().and_then(|group| holds.of_queue(&group.queue));
+    let held = group
+        .as_ref()
+        .and_then(|group| holds.of_queue(&group.queue))
+        .or_else(|| holds.of_plan(plan.as_ref()?));
     let view = match (found.state, &found.run) {
         (State::Running, Some(run)) if run.phase == Phase::Claimed => "claimed",
         (State::Running, Some(run)) if run.phase == Phase::Offered => "offered",

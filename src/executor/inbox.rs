@@ -202,7 +202,7 @@ fn give_back_frozen<L: Link>(core: &Arc<Core<L>>) {
     tokio::spawn(async move {
         match core.link.frozen().await {
             Ok(freeze) => {
-                let back = core.hands.withdraw(|queue| freeze.of_queue(queue).is_some());
+                let back = core.hands.withdraw(|queue, plan| freeze.of_task(queue, plan).is_some());
                 core.release("frozen", back, HAND_BACK_PATIENCE).await;
             }
             Err(error) => tracing::warn!(%error, "could not look up what is frozen"),

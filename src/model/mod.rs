@@ -27,7 +27,7 @@ pub use durability::Durability;
 pub use field::{FieldError, Reason};
 pub use grant::{ExecutionId, Grant, Nonce};
 pub use id::TaskId;
-pub use lane::{Labels, LaneCode, LaneGroup, Priority, QueueName, Tier};
+pub use lane::{Labels, LaneCode, LaneGroup, PlanName, Priority, QueueName, Tier};
 pub use queue::{DownstreamName, QueueSettings, QueueTable};
 pub use retry::Retry;
 pub use slice::{Minute, UnixMs};

@@ -237,7 +237,7 @@ impl Eye {
         let idle = |bucket: Bucket| {
             let known = self.loads.get(&bucket.number())?;
             let quiet = known.ripe == 0 && known.running == 0 && known.coming.iter().all(|tasks| *tasks == 0);
-            let turn = (self.round + u64::from(bucket.number())) % IDLE_EVERY == 0;
+            let turn = (self.round + u64::from(bucket.number())).is_multiple_of(IDLE_EVERY);
             let in_place = known.closed == (bucket.number() >= spread.buckets);
             (quiet && in_place && !turn && !effort.contains_key(&bucket.number())).then(|| known.clone())
         };

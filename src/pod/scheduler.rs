@@ -100,6 +100,7 @@ impl Loop {
         self.claim.normal_limit = hold.normal;
         self.claim.default_quota = hold.default_quota;
         self.claim.quotas = std::mem::take(&mut hold.quotas);
+        self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
         let spread = shared.space.spread();
         self.claim.holders = spread.holders_of(self.bucket.number());
         // All buckets together keep as much as the namespace may.
@@ -182,6 +183,9 @@ impl Loop {
             metrics.claimed_tasks.increment(count as u64);
             let not_after = claimed.now.plus(self.shared.settings.dispatch_ms);
             self.shared.dispatcher.deliver(&self.shared, claimed.tasks, not_after);
+        }
+        if claimed.again {
+            return Next::Now;
         }
         // Something ripe is left: come again at once if that may bring something, else when there is room.
         if claimed.backlog > 0 {

@@ -1,6 +1,6 @@
 //! What a pod knows of the others, as plain data: who lives, who serves which queue.
 
-use crate::model::{Labels, LaneGroup, QueueTable};
+use crate::model::{Labels, LaneGroup, PlanName, QueueTable};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Freeze;
 use std::collections::{BTreeMap, HashMap};
@@ -56,6 +56,8 @@ pub struct View {
     pub classes: Vec<Vec<usize>>,
     /// What is frozen.
     pub freeze: Freeze,
+    /// The plans among it.
+    pub frozen_plans: Arc<[PlanName]>,
     /// What is set for queues.
     pub queues: Arc<QueueTable>,
 }
@@ -92,7 +94,8 @@ impl View {
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
-        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze, queues }
+        let frozen_plans = freeze.plans().cloned().collect();
+        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze, frozen_plans, queues }
     }
 
     /// Executors (places in `executors`) that serve a queue; nothing when its code is not known yet.

@@ -30,6 +30,8 @@ pub struct Settings {
     pub redis: RedisSettings,
     /// A scheduler instance.
     pub pod: PodSection,
+    /// Decides on the number of buckets.
+    pub decider: DeciderSection,
     /// A process that runs tasks.
     pub executor: ExecutorSection,
     /// What a task gets whose submitter says nothing else.
@@ -74,6 +76,20 @@ pub struct PodSection {
     pub poll: Span,
     /// Longest gathering of a busy claim loop.
     pub gather: Span,
+}
+
+/// Decides on the number of buckets.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeciderSection {
+    /// Whether this pod takes part.
+    pub enabled: bool,
+    /// Start − due that 99 in 100 tasks shall not exceed.
+    pub target: Span,
+    /// Time from one decision to the next.
+    pub window: Span,
+    /// How long a closed bucket stays before it vanishes.
+    pub linger: Span,
 }
 
 /// A process that runs tasks.

@@ -279,6 +279,11 @@ impl Store {
         answers.into_iter().map(|(_, addr, told)| (addr, told)).collect()
     }
 
+    /// Where the master is that owns a slot, as far as is known.
+    pub fn node_of(&self, slot: u16) -> Option<String> {
+        self.inner.topology.owner(slot).map(|node| node.addr.to_string())
+    }
+
     /// Listens on a sharded channel. It never fails: while the channel cannot be heard, nothing
     /// comes, and the caller's own poll backs it up.
     pub fn subscribe(&self, channel: Bytes) -> Subscription {

@@ -83,7 +83,7 @@ scripts! {
     LEAVE = "member.leave" "allow-oom" [] "member/leave";
     INBOX = "member.inbox" "allow-oom" ["lib/room"] "member/inbox";
     OFFER = "member.offer" "allow-oom" ["lib/room"] "member/offer";
-    RECALL = "member.recall" "allow-oom" ["lib/room"] "member/recall";
+    RECALL = "member.recall" "allow-oom" ["lib/room" "lib/digit" "lib/spec"] "member/recall";
     TAKE = "member.take" "allow-oom" ["lib/room"] "member/take";
     GET = "read.get" "no-writes" ["lib/need" "lib/recent" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/pending"] "read/get";
     DEAD = "read.dead" "no-writes" [] "read/dead";

@@ -11,6 +11,7 @@ mod durability;
 mod executor;
 mod fencing;
 mod foreign;
+mod freeze;
 mod intake;
 mod journal;
 mod model;

@@ -223,6 +223,30 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 20] = [
+        Self::OnTarget,
+        Self::LateForNow,
+        Self::LoopsSaturated,
+        Self::RedisBound,
+        Self::RedisUnknown,
+        Self::ExecutorsFull,
+        Self::Draining,
+        Self::NoGain,
+        Self::AtMost,
+        Self::BucketHot,
+        Self::HoldersAtMost,
+        Self::NotOurs,
+        Self::BucketCool,
+        Self::Calm,
+        Self::SliceAhead,
+        Self::AtLeast,
+        Self::Pinned,
+        Self::OutOfBounds,
+        Self::Manual,
+        Self::Blind,
+    ];
+
     /// Its name in records and metrics.
     pub const fn name(self) -> &'static str {
         match self {
