@@ -57,8 +57,8 @@ pub const SPREAD_KEPT_MS: u64 = 2_000;
 /// How long a closed bucket stays at least before it vanishes: until then its events and its finished tasks are known,
 /// and a submit that is sent again is told what became of it.
 pub const BUCKET_LINGER_MIN_MS: i64 = 120_000;
-/// Decisions on the number of buckets that are kept with their figures: an hour of windows of 5 s.
-pub const DECISIONS_MAX: usize = 720;
+/// Decisions on the number of buckets that are kept with their figures: 20 minutes of windows of 5 s, up to 5 KB each.
+pub const DECISIONS_MAX: usize = 240;
 /// Changes of the number of buckets that are kept with their figures.
 pub const CHANGES_MAX: usize = 200;
 /// Buckets that a decision lists with their figures: those that are worst off.

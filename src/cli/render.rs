@@ -511,6 +511,17 @@ mod tests {
     }
 
     #[test]
+    fn a_status_tells_which_server_has_which_bucket_where_there_are_several() {
+        let bucket = |bucket, node| json!({ "bucket": bucket, "node": node, "holders": ["p"], "counts": {} });
+        let of = |buckets: Vec<Value>| status(&json!({ "pods": [], "executors": [], "buckets": buckets }));
+        let text = of(vec![bucket(0, "h:1"), bucket(1, "h:2"), bucket(2, "h:1")]);
+        assert!(text.contains("HELD BY  ON NODE\n0"), "{text}");
+        assert!(text.contains("p        h:2\n"), "{text}");
+        assert!(text.ends_with("\nBUCKETS BY NODE: h:1 2, h:2 1\n"), "{text}");
+        assert!(!of(vec![bucket(0, "h:1"), bucket(1, "h:1")]).contains("h:1"));
+    }
+
+    #[test]
     fn a_task_and_a_check() {
         let text = task(&json!({ "due": "t", "id": "i", "payload_base64": "gaFhAQ==", "state": "pending" }));
         assert_eq!(text, "id       i\nstate    pending\ndue      t\npayload  {\"a\":1}\n");

@@ -20,4 +20,5 @@ mod pod;
 mod queue;
 mod read;
 mod run;
+mod shares;
 mod timeouts;
