@@ -40,6 +40,7 @@
 //! | `<namespace>:spread` | `spread` (HASH), `new` (channel) | buckets, those that close, holders, bounds, epoch |
 //! | `<namespace>:decider` | `lead` (HASH), `windows`, `changes` (LIST) | who decides, and what was decided on which figures |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
+//! | `<namespace>:access` | `tokens` (HASH), `notes` (STREAM), `new` (channel) | tokens of the HTTP port, what operators did |
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
@@ -220,7 +221,9 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 12] = [
+pub const ROOM_KEYS: [(&str, &str); 14] = [
+    ("tokens", "hash"),
+    ("notes", "stream"),
     ("frozen", "hash"),
     ("by_name", "hash"),
     ("by_code", "hash"),
@@ -244,6 +247,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
             | ("spread", "spread")
             | ("decider", "lead" | "windows" | "changes")
             | ("freeze", "frozen")
+            | ("access", "tokens" | "notes")
             | ("pods" | "executors", "records" | "seen")
             | ("queues", "records")
             | ("x", "slots" | "inbox" | "urgent")

@@ -5,8 +5,10 @@
 --         8 bytes  9 holders  10 lock_ms  11 dispatch_ms  12 lease_ms  13 now expected by the caller, or ""
 --         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
---         27 n, n × (group, quota, quota)  then the signature of the frozen plans and their names
--- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once, n × (head, spec)}
+--         27 look-ahead ms: what is due so soon is granted too, if all of it may go
+--         28 n, n × (group, quota, quota)  then the signature of the frozen plans and their names
+-- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once,
+--         clock of the last claim or 0, n × (head, spec)}
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
 -- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 40 due sets, 64 lanes a priority; reaps <= 250;
@@ -18,9 +20,16 @@ local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
-local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig')
-local clock = tonumber(meta[1] or 0)
-local lnow = clock > now and clock or now
+local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig', 'skew')
+-- The clock of leases. The server's has gone back: it goes on from where it was, at half speed until that is made up for.
+local clock, skew_was = tonumber(meta[1] or 0), tonumber(meta[13] or 0)
+local skew, lnow = skew_was, now + skew_was
+if skew > 0 and lnow > clock then
+  local half = math.ceil((lnow - clock) / 2)
+  if half > skew then half = skew end
+  skew, lnow = skew - half, lnow - half
+end
+if lnow < clock then skew, lnow = clock - now, clock end
 lease_now = lnow
 
 -- The permit. The lock is economy, not safety: a claim is atomic whoever makes it.
@@ -74,7 +83,7 @@ local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0
 need('string', 'last:' .. pod)
 local last = call('GET', P .. 'last:' .. pod)
 if last and sub(last, 1, 16) == ARGV[4] then
-  local out = { 'OK', stamp, -1, 1, 0, 0, 0 }
+  local out = { 'OK', stamp, -1, 1, 0, 0, 0, clock }
   for i = 27, #last, 16 do
     local id = sub(last, i, i + 15)
     local r = call('HGET', run, id)
@@ -123,7 +132,8 @@ if ARGV[13] ~= '' then
     call('HSET', KEYS[1], 'pause', format('%.0f', pause))
   end
 end
-if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
+if skew ~= skew_was then call('HSET', KEYS[1], 'clock', format('%.0f', lnow), 'skew', format('%.0f', skew))
+elseif lnow > clock then call('HSET', KEYS[1], 'clock', format('%.0f', lnow)) end
 
 -- 1. Leases that lapsed.
 local reaped, lapsed = 0, {}
@@ -200,17 +210,17 @@ else
   end
 end
 -- Once a second a piece of `run` itself, for leases that no string names.
-if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
+if running > 0 and lnow >= pause and lnow - tonumber(meta[7] or 0) >= 1000 then
   local piece = call('HSCAN', run, meta[8] or '0', 'COUNT', 50)
   for i = 1, #piece[2], 2 do
     if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then safely(lapse, piece[2][i], piece[2][i + 1]) end
   end
-  call('HSET', KEYS[1], 'scanat', now13, 'scan', piece[1])
+  call('HSET', KEYS[1], 'scanat', format('%013.0f', lnow), 'scan', piece[1])
 end
 
 -- Tasks of frozen plans are set aside in `held:<plan>`, still pending; those of thawed ones come back to where their
 -- due time says, a stretch a visit.
-local plan_at, frozen, again, cut, aside = 28 + 3 * tonumber(ARGV[27]), nil, false, false, 0
+local plan_at, frozen, again, cut, aside = 29 + 3 * tonumber(ARGV[28]), nil, false, false, 0
 for i = plan_at + 1, #ARGV do
   frozen = frozen or {}
   frozen[ARGV[i]] = true
@@ -283,7 +293,7 @@ for _, name in ipairs(names) do
   if kind == 't' then
     local key = P .. 'timer:' .. sub(name, 2)
     safely(need, 'zset', 'timer:' .. sub(name, 2))
-    for _, id in ipairs(call('ZRANGE', key, '-inf', lnow, 'BYSCORE', 'LIMIT', 0, 50)) do safely(expire, key, id) end
+    for _, id in ipairs(call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, 50)) do safely(expire, key, id) end
     if call('EXISTS', key) == 0 then call('ZREM', agenda, name) end
   elseif kind == 'k' then
     safely(need, 'string', 'keyend:' .. sub(name, 2))
@@ -311,6 +321,14 @@ for _, name in ipairs(names) do
 end
 local sets = urgent
 for _, name in ipairs(normal) do sets[#sets + 1] = name end
+-- The look-ahead may reach into the next minute; its timers and keys wait until then.
+local till = now + tonumber(ARGV[27])
+if floor(till / 60000) > minute then
+  for _, name in ipairs(call('ZRANGE', agenda, minute + 1, floor(till / 60000), 'BYSCORE', 'LIMIT', 0, NEW_SETS)) do
+    local kind = sub(name, 1, 1)
+    if kind ~= 't' and kind ~= 'k' then sets[#sets + 1] = name end
+  end
+end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
 local ten, olden = recent_ten(), {}
@@ -356,7 +374,7 @@ end
 -- they are needed, to ripen: a score costs the server more than a member.
 local ready = tonumber(call('HGET', counts, 'ready') or 0)
 local pool, taken, truncated, lanes, order, bound
-local function look(timed)
+local function look(timed, until_ms)
   local budget, left = ready < RIPEN and RIPEN or (limit > 100 and limit or 100), #sets
   if limit == 0 then budget = 0 end
   pool, taken, truncated, lanes, order, bound = {}, {}, false, {}, {}, {}
@@ -367,8 +385,8 @@ local function look(timed)
     if cap > 0 then
       safely(need, 'zset', 'due:' .. name)
       local key, got = P .. 'due:' .. name, nil
-      if timed then got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
-      else got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap) end
+      if timed then got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
+      else got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', 0, cap) end
       local n = #got / step
       local cut = n == cap
       budget = budget - n
@@ -402,7 +420,7 @@ end
 
 -- Quotas by queue: a default and exceptions.
 local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
-for i = 28, 25 + 3 * tonumber(ARGV[27]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
+for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
 local function quota(l)
   local q = quotas[l.group]
   if not q then
@@ -426,9 +444,10 @@ local big = limit * tonumber(meta[9] or 0) > tonumber(ARGV[8])
 local straight = not big and not frozen and (ready == 0 or (
   call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2', P .. 'ring:3', P .. 'ring:4', P .. 'ring:5') == 0
   and (meta[6] == ARGV[26] or call('EXISTS', P .. 'parked') == 0)))
-if straight then
-  look(false)
-  straight = not truncated
+-- Whether all that is due by `until_ms` may go.
+local function all_go(until_ms)
+  look(false, until_ms)
+  if truncated then return false end
   local total, low = 0, 0
   local left_any, left_normal = {}, {}
   for _, l in ipairs(order) do
@@ -440,12 +459,13 @@ if straight then
       low = low + l.n
       local b = (left_normal[l.group] or q[2]) - l.n
       left_normal[l.group] = b
-      if b < 0 then straight = false end
+      if b < 0 then return false end
     end
-    if a < 0 then straight = false end
+    if a < 0 then return false end
   end
-  if total > limit or low > normal_limit then straight = false end
+  return total <= limit and low <= normal_limit
 end
+straight = straight and ((till > now and all_go(till)) or all_go(now))
 if straight then
   if #pool > 0 then safely(need_grant) end
   chosen = pool[1] or chosen
@@ -458,7 +478,7 @@ if straight then
   end
 else
   safely(need_choice)
-  look(true)
+  look(true, now)
   -- Ripen: what was read moves into its lane. The due set gives it up after the lane has it.
   for _, l in ipairs(order) do safely(need, 'zset', 'ready:' .. l.lane) end
   for _, l in ipairs(order) do
@@ -621,7 +641,7 @@ end
 
 -- 6. Specs, by home hour. What has none is damage: dropped, counted, never granted.
 local n = chosen_n
-local out = { 'OK', stamp, -1, 0, reaped, leap, 0 }
+local out = { 'OK', stamp, -1, 0, reaped, leap, 0, clock }
 if n > 0 then
   local ids, specs, first, same = {}, nil, shelf(chosen[1]), true
   for i = 1, n do
@@ -700,7 +720,7 @@ if n > 0 then
       g = g + 1
       granted[g] = id
       hset[2 * g - 1], hset[2 * g] = id, r
-      out[2 * g + 6], out[2 * g + 7] = head, spec
+      out[2 * g + 7], out[2 * g + 8] = head, spec
     end
   end
   if g > 0 then

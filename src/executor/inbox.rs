@@ -23,7 +23,7 @@ const SPACING: Duration = Duration::from_millis(2);
 /// Pods that wait for room here, remembered until there is some.
 const HUNGRY_MAX: usize = 1_024;
 /// A queue without a handler here, offered by mistake: the task is tried again this much later, elsewhere.
-const MISDIRECTED_MS: i64 = 5_000;
+pub(super) const MISDIRECTED_MS: i64 = 5_000;
 /// How long an offer that cannot be understood now may be tried to be handed back.
 const HAND_BACK_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -255,7 +255,10 @@ async fn take_in<L: Link>(
             continue;
         }
         match Spec::decode(&offer.spec, offer.id.home().start()) {
-            Ok(spec) => tasks.push(Arrived::new(&offer, spec, route, now, now_ms)),
+            Ok(spec) => {
+                let due = offer.ahead.then(|| core.link.surely_at(offer.id.bucket(), offer.due)).flatten();
+                tasks.push(Arrived::new(&offer, spec, route, now, now_ms, due));
+            }
             Err(error) => {
                 tracing::error!(%execution, %error, "a task cannot be read");
                 core.refuse(execution, Outcome::Fatal { error: error.to_string() }).await;

@@ -38,6 +38,7 @@
 
 mod acks;
 mod command;
+pub mod door;
 mod handler;
 mod hands;
 mod inbox;
@@ -48,6 +49,7 @@ mod observe;
 mod recover;
 mod runner;
 mod stats;
+mod timer;
 
 #[cfg(test)]
 mod fake;
@@ -60,6 +62,7 @@ pub use journal::JournalError;
 pub use stats::{ExecutorReport, Lag, Stats};
 
 use crate::limits;
+use crate::model::seal::KeyRing;
 use crate::model::{FieldError, Labels, QueueName, Reason};
 use crate::store::{Space, StoreError};
 use handler::Handler;
@@ -74,6 +77,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use timer::Timer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -202,7 +206,8 @@ impl Executor {
         shutdown: CancellationToken,
         now: CancellationToken,
     ) -> Result<ExecutorReport, ExecutorError> {
-        let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id) };
+        let timer = Timer::new()?;
+        let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id), timer };
         // Behind a pointer, so that the caller's compiler need not look through all its layers.
         let running: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(run(link, self.parts, shutdown, now));
         running.await
@@ -266,6 +271,12 @@ impl ExecutorBuilder {
         self
     }
 
+    /// Opens payloads that were sealed with one of these keys; see [`crate::model::seal`].
+    pub fn keys(mut self, keys: Arc<KeyRing>) -> Self {
+        self.plan.keys = Some(keys);
+        self
+    }
+
     /// Serves a queue.
     pub fn handle<F, Fut>(mut self, queue: impl Into<String>, handler: F) -> Self
     where
@@ -308,8 +319,8 @@ pub enum ExecutorError {
     /// The journal cannot be used.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// Threads for the handlers could not be made.
-    #[error("could not make threads for handlers: {0}")]
+    /// Threads for the handlers or for starting on time could not be made.
+    #[error("could not make threads: {0}")]
     Threads(#[from] std::io::Error),
 }
 
@@ -319,6 +330,7 @@ struct Parts {
     settings: ExecutorSettings,
     queues: HashMap<String, Arc<Queue>>,
     any: Option<Handler>,
+    keys: Option<Arc<KeyRing>>,
     threads: Option<tokio::runtime::Handle>,
     stats: Arc<Stats>,
 }
@@ -329,6 +341,7 @@ struct Plan {
     settings: ExecutorSettings,
     queues: Vec<(String, Handler)>,
     any: Option<Handler>,
+    keys: Option<Arc<KeyRing>>,
     threads: Option<tokio::runtime::Handle>,
 }
 
@@ -368,7 +381,7 @@ impl Plan {
         }
         let id = instance_id(&settings.name).into();
         let stats = Arc::new(Stats::new());
-        Ok(Parts { id, settings, queues, any: self.any, threads: self.threads, stats })
+        Ok(Parts { id, settings, queues, any: self.any, keys: self.keys, threads: self.threads, stats })
     }
 }
 
@@ -401,7 +414,7 @@ async fn run<L: Link>(
     shutdown: CancellationToken,
     now: CancellationToken,
 ) -> Result<ExecutorReport, ExecutorError> {
-    let Parts { id, settings, queues: named, any, threads, stats } = parts;
+    let Parts { id, settings, queues: named, any, keys, threads, stats } = parts;
     // Handlers have threads of their own unless the caller lends some.
     let (_own, threads) = match threads {
         Some(threads) => (None, threads),
@@ -424,11 +437,13 @@ async fn run<L: Link>(
     let keep = if journal.is_some() { Keep::Lease } else { Keep::Dispatch };
     let core = Arc::new(Core {
         link,
+        complaints: crate::model::complaints::Complaints::default(),
         id: Arc::clone(&id),
         hands: Hands::new(size, keep),
         acks: acks::Acks::new(Duration::from_millis(settings.ack_gather_ms)),
         journal,
         stats: Arc::clone(&stats),
+        keys,
         wake_keeper: tokio::sync::Notify::new(),
         stop_grace: Duration::from_millis(settings.stop_grace_ms),
         closing: CancellationToken::new(),
@@ -447,6 +462,7 @@ async fn run<L: Link>(
         version: env!("CARGO_PKG_VERSION").into(),
         host: host(),
         pid: std::process::id(),
+        ahead_ms: limits::LOOK_AHEAD_MAX_MS,
         ..ExecutorRecord::default()
     };
     let averages = Arc::clone(&queues);
@@ -552,6 +568,7 @@ async fn serve<L: Link>(
     let beats = Loop::start(keeper::beat(Arc::clone(core), identity, size, every, beating.clone()));
     let acks = Loop::start(acks::run(Arc::clone(core)));
     let inbox = Loop::start(inbox::run(Arc::clone(core), queues));
+    let _starter = Loop::start(timer::start_in_time(Arc::clone(core)));
 
     tokio::select! {
         () = shutdown.cancelled() => {}

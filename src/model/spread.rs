@@ -16,6 +16,8 @@ pub struct Spread {
     pub holders: u8,
     /// Grows with every change.
     pub epoch: u64,
+    /// When the namespace was made, in ms by Redis's clock.
+    pub born_ms: i64,
     /// The most buckets there ever were.
     pub peak: u16,
     /// Buckets that take no new tasks and are not empty yet, in order.
@@ -44,7 +46,7 @@ impl Spread {
     pub fn born(key_buckets: u16, buckets: u16, holders: u8) -> Self {
         let (closing, hot) = (Arc::default(), Arc::default());
         let bounds = Bounds::default();
-        Self { key_buckets, buckets, holders, epoch: 0, peak: buckets, closing, hot, bounds }
+        Self { key_buckets, buckets, holders, epoch: 0, born_ms: 0, peak: buckets, closing, hot, bounds }
     }
 
     /// The buckets that may hold tasks: those that take new ones, and those that close.

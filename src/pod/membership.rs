@@ -55,7 +55,9 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
             }
             Err(error) => {
                 shared.ready.failing(crate::clock::mono(), format!("heartbeat: {error}"));
-                tracing::warn!(%error, "heartbeat failed; trying again");
+                if let Some(more) = shared.complaints.tell("heartbeat", crate::clock::mono()) {
+                    tracing::warn!(%error, more_like_it = more, "heartbeat failed; trying again");
+                }
             }
         }
         // Staggered by a tenth, so that pods started together do not beat together.
@@ -63,15 +65,19 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(wait) => {}
-            () = any_news(&mut news) => {
+            spread = any_news(&mut news) => {
                 // Many joining at once are heard of together.
                 tokio::time::sleep(NEWS_GATHER).await;
+                if spread && let Err(error) = shared.space.refresh_spread().await {
+                    tracing::debug!(%error, "could not read the new spread; it is read with the next heartbeat");
+                }
             }
         }
     }
 }
 
-async fn any_news(news: &mut [Subscription; 6]) {
+/// Answers whether the spread has changed.
+async fn any_news(news: &mut [Subscription; 6]) -> bool {
     let [pods, executors, lanes, freeze, queues, spread] = news;
     tokio::select! {
         _ = pods.recv() => {}
@@ -79,8 +85,9 @@ async fn any_news(news: &mut [Subscription; 6]) {
         _ = lanes.recv() => {}
         _ = freeze.recv() => {}
         _ = queues.recv() => {}
-        _ = spread.recv() => {}
+        _ = spread.recv() => return true,
     }
+    false
 }
 
 async fn tick(
@@ -89,6 +96,7 @@ async fn tick(
     [freeze_epoch, queues_epoch]: [u64; 2],
 ) -> Result<View, StoreError> {
     let (space, settings) = (&shared.space, &shared.settings);
+    space.keep_spread().await?;
     let (loads, cpu_permille) = shared.meters.sample();
     let share =
         |of: fn(&meter::LoopLoad) -> u16| loads.iter().map(of).max().map_or(0.0, |n| f64::from(n) / 1e3);
@@ -112,7 +120,6 @@ async fn tick(
     let executors = member::executors(space).await?;
     let groups = space.groups().await?;
     let freeze = queue::frozen(space).await?;
-    space.refresh_spread().await?;
     let queues = queue::refresh(space).await?;
     Ok(View::new(&pods, executors, groups, freeze, queues))
 }

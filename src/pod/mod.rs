@@ -8,9 +8,11 @@
 
 pub mod decider;
 pub mod dispatch;
+mod fitness;
+pub mod look;
 pub mod membership;
 mod meter;
-pub mod ownership;
+mod ownership;
 pub mod pace;
 pub mod ready;
 pub mod scheduler;
@@ -18,6 +20,7 @@ pub mod view;
 
 use crate::limits;
 use crate::model::Priority;
+use crate::model::complaints::Complaints;
 use crate::store::{Space, StoreError, member};
 use decider::DeciderSettings;
 use dispatch::Dispatcher;
@@ -49,6 +52,9 @@ pub struct PodSettings {
     pub claim_rows: u32,
     /// Longest gathering before a claim when the pod is busy.
     pub gather_max_ms: u64,
+    /// How long before it is due a task is claimed, where its executor holds it until then; at most
+    /// [`limits::LOOK_AHEAD_MAX_MS`]. 0: not before it is due.
+    pub look_ahead_ms: i64,
     /// Shares of P0 to P5 in percent of their sum.
     pub weights: [u32; 6],
     /// Decides on the number of buckets.
@@ -65,6 +71,7 @@ impl Default for PodSettings {
             dispatch_ms: limits::DISPATCH_TIMEOUT_MS,
             claim_rows: 500,
             gather_max_ms: limits::CLAIM_GATHER_MAX_MS,
+            look_ahead_ms: limits::LOOK_AHEAD_MS,
             weights: Priority::WEIGHTS,
             decider: DeciderSettings::default(),
         }
@@ -97,6 +104,7 @@ pub(crate) struct Shared {
     pub dispatcher: Dispatcher,
     pub pace: Pace,
     pub ready: Arc<Readiness>,
+    pub complaints: Complaints,
     pub tally: Arc<PodTally>,
     pub meters: Meters,
     pub view: watch::Receiver<Arc<View>>,
@@ -119,6 +127,7 @@ impl Pod {
         }
         settings.claim_rows = settings.claim_rows.clamp(1, limits::BATCH_MAX_ROWS as u32);
         settings.gather_max_ms = settings.gather_max_ms.min(100);
+        settings.look_ahead_ms = settings.look_ahead_ms.clamp(0, limits::LOOK_AHEAD_MAX_MS);
         let limit = Duration::from_millis(u64::try_from(3 * settings.poll_ms).unwrap_or(3_000));
         Self { space, settings, ready: Arc::new(Readiness::new(limit)), tally: Arc::default() }
     }
@@ -151,6 +160,7 @@ impl Pod {
             space: self.space,
             settings: self.settings,
             ready: self.ready,
+            complaints: Complaints::default(),
             tally: self.tally,
             meters: Meters::default(),
             view,
@@ -160,6 +170,7 @@ impl Pod {
         let members = CancellationToken::new();
         loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
         loops.spawn(decider::run(Arc::clone(&shared), stop.clone()));
+        loops.spawn(fitness::run(Arc::clone(&shared), members.clone()));
         let dispatching = CancellationToken::new();
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
         let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));

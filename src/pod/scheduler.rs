@@ -1,6 +1,7 @@
 //! The claim loop of one bucket: claim, hand over to dispatch, sleep until the next due time.
 
 use super::Shared;
+use super::look::LookAhead;
 use super::meter::Meter;
 use crate::clock;
 use crate::limits;
@@ -15,6 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Times that one claim is asked for again after an error that leaves its fate open.
 const REPEATS_MAX: u32 = 3;
+/// Room that each claim asks for at least.
+const EXPECTED_MIN: u32 = 32;
 /// First wait after a failed claim; doubled up to [`limits::RECONNECT_MAX_MS`].
 const BACKOFF_MIN_MS: u64 = 20;
 /// A loop that another pod kept out looks again at least this often.
@@ -37,6 +40,8 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
         opened: shared.dispatcher.opened(),
         wants_room: false,
         backoff_ms: BACKOFF_MIN_MS,
+        look: LookAhead::new(shared.settings.look_ahead_ms),
+        expected: EXPECTED_MIN,
         shared,
         bucket,
     };
@@ -85,6 +90,9 @@ struct Loop {
     /// Whether the last claim left something ripe behind.
     wants_room: bool,
     backoff_ms: u64,
+    look: LookAhead,
+    /// Tasks that the next claim may bring, generously: more room than that is left to the other loops.
+    expected: u32,
     /// What this loop does with its time.
     meter: Arc<Meter>,
 }
@@ -95,11 +103,13 @@ impl Loop {
         self.room_seen = shared.dispatcher.room_version();
         self.opened.mark_unchanged();
         // Kept until what the claim brings is routed.
-        let mut hold = shared.dispatcher.hold(shared.settings.claim_rows);
+        let most = self.expected.min(shared.settings.claim_rows);
+        let mut hold = shared.dispatcher.hold(most);
         self.claim.limit = hold.any;
         self.claim.normal_limit = hold.normal;
         self.claim.default_quota = hold.default_quota;
         self.claim.quotas = std::mem::take(&mut hold.quotas);
+        self.claim.ahead_ms = self.look.ahead_ms(hold.ahead_ms);
         self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
         let spread = shared.space.spread();
         self.claim.holders = spread.holders_of(self.bucket.number());
@@ -125,7 +135,7 @@ impl Loop {
                 self.shared.ready.worked(clock::mono());
                 metrics.claims_last_success.set((clock::wall_us() / 1_000_000) as f64);
                 metrics.claims.add(if claimed.tasks.is_empty() { "empty" } else { "tasks" }, 1);
-                let starved = hold.any < self.shared.settings.claim_rows;
+                let starved = hold.any < most;
                 self.held(claimed, hold.any, starved)
             }
             Ok(ClaimAnswer::NotHolder { until }) => {
@@ -168,9 +178,15 @@ impl Loop {
 
     fn held(&mut self, claimed: Claimed, limit: u32, starved: bool) -> Next {
         let metrics = metric::handles();
+        self.compare_memory(&claimed);
         self.seen = Some((claimed.now, clock::mono()));
         if claimed.leap_ms != 0 {
-            tracing::warn!(bucket = %self.bucket, leap_ms = claimed.leap_ms, "redis's clock leapt; leases pause while it is ahead");
+            if let Some(more) = self.shared.complaints.tell("leap", clock::mono()) {
+                tracing::warn!(
+                    bucket = %self.bucket, leap_ms = claimed.leap_ms, more_like_it = more,
+                    "redis's clock leapt; leases pause while it is ahead"
+                );
+            }
             if claimed.leap_ms < 0 {
                 metrics.server_clock_regressions.increment(1);
             }
@@ -182,8 +198,15 @@ impl Loop {
             self.shared.tally.claimed.fetch_add(count as u64, Ordering::Relaxed);
             metrics.claimed_tasks.increment(count as u64);
             let not_after = claimed.now.plus(self.shared.settings.dispatch_ms);
-            self.shared.dispatcher.deliver(&self.shared, claimed.tasks, not_after);
+            self.shared.dispatcher.deliver(&self.shared, claimed.tasks, claimed.now, not_after);
         }
+        // What was left although there was room for more than was asked for.
+        let missed = claimed.next_due.is_some_and(|due| due <= claimed.now.plus(self.claim.ahead_ms));
+        self.expected = if (claimed.backlog > 0 || missed) && !starved {
+            limit.saturating_mul(4)
+        } else {
+            EXPECTED_MIN.max(u32::try_from(count).unwrap_or(0).saturating_mul(2))
+        };
         if claimed.again {
             return Next::Now;
         }
@@ -195,14 +218,50 @@ impl Loop {
             // Ripe, and yet not granted: the quotas or the room forbade it.
             Some(due) if due <= claimed.now && (limit == 0 || starved) => Next::Room,
             Some(due) if due <= claimed.now && count == 0 => Next::After(Duration::from_millis(1)),
-            Some(due) => Next::At(due),
+            Some(due) => {
+                let more = !starved && limit < self.shared.settings.claim_rows;
+                Next::At(self.look.wake(claimed.now, due, self.claim.ahead_ms, more))
+            }
             None => Next::At(claimed.now.plus(self.shared.settings.poll_ms)),
         }
     }
 
+    /// A bucket remembers its last claim. One that this pod was answered and the bucket does not know is lost, and with
+    /// it whatever was written since.
+    fn compare_memory(&self, claimed: &Claimed) {
+        let Some((before, _)) = self.seen else { return };
+        let (cause, what) = match claimed.remembered {
+            Some(remembered) if remembered >= before => return,
+            Some(remembered) => (
+                "rolled_back",
+                format!(
+                    "a fail-over to a replica that lagged, or a backup, has lost what was written between {remembered} \
+                     and {before} or later"
+                ),
+            ),
+            None => {
+                ("bucket_emptied", format!("all that was in it is gone since {before} or later (FLUSHALL?)"))
+            }
+        };
+        metric::handles().history_lost.add(cause, 1);
+        if let Some(more) = self.shared.complaints.tell(cause, clock::mono()) {
+            tracing::error!(
+                bucket = %self.bucket, cause, more_like_it = more,
+                "redis has forgotten what it had acknowledged: {what}"
+            );
+        }
+        let cause = format!("bucket {}: redis has forgotten what it had acknowledged: {what}", self.bucket);
+        self.shared.ready.failing(clock::mono(), cause);
+    }
+
     fn failed(&mut self, error: &StoreError) -> Duration {
         self.shared.ready.failing(clock::mono(), error.to_string());
-        tracing::warn!(bucket = %self.bucket, %error, wait_ms = self.backoff_ms, "claim failed; trying again");
+        if let Some(more) = self.shared.complaints.tell(error.cause(), clock::mono()) {
+            tracing::warn!(
+                bucket = %self.bucket, %error, wait_ms = self.backoff_ms, more_like_it = more,
+                "claim failed; trying again"
+            );
+        }
         let wait = Duration::from_millis(fastrand::u64(self.backoff_ms / 2..=self.backoff_ms));
         self.backoff_ms = (self.backoff_ms * 2).min(limits::RECONNECT_MAX_MS);
         wait
@@ -235,20 +294,30 @@ impl Loop {
                     wake = self.wakes.recv() => wake.is_some(),
                 };
             }
-            Next::At(due) => {
-                let wait = self.shared.space.clock().until_ms(due.0);
-                let source = if wait >= poll { "poll" } else { "due" };
-                tokio::select! {
-                    () = stop.cancelled() => return false,
-                    () = tokio::time::sleep(wait.min(poll)) => metrics.wakeups.add(source, 1),
-                    wake = self.wakes.recv() => {
-                        if wake.is_none() {
-                            return false;
+            Next::At(mut due) => {
+                let polled = clock::mono() + poll;
+                loop {
+                    let wait = self.shared.space.clock().until_ms(due.0);
+                    let left = polled.saturating_duration_since(clock::mono());
+                    let source = if wait >= left { "poll" } else { "due" };
+                    tokio::select! {
+                        () = stop.cancelled() => return false,
+                        () = tokio::time::sleep(wait.min(left)) => metrics.wakeups.add(source, 1),
+                        wake = self.wakes.recv() => {
+                            let Some(wake) = wake else { return false };
+                            metrics.wakeups.add("publish", 1);
+                            // It says what is due when; that may be soon enough to be claimed later.
+                            let soon = std::str::from_utf8(&wake.payload).ok().and_then(|text| text.parse().ok());
+                            let soon = self.look.lead(UnixMs(soon.unwrap_or(0)), self.claim.ahead_ms);
+                            due = due.min(soon);
+                            if self.shared.space.clock().now_ms() < due.0 {
+                                continue;
+                            }
                         }
-                        metrics.wakeups.add("publish", 1);
+                        // Its sender lives as long as the pod.
+                        _ = self.opened.changed() => metrics.wakeups.add("room", 1),
                     }
-                    // Its sender lives as long as the pod.
-                    _ = self.opened.changed() => metrics.wakeups.add("room", 1),
+                    break;
                 }
             }
             Next::Room => {

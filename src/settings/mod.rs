@@ -32,6 +32,10 @@ pub struct Settings {
     pub pod: PodSection,
     /// Decides on the number of buckets.
     pub decider: DeciderSection,
+    /// The HTTP port of a pod.
+    pub http: HttpSection,
+    /// Encryption of payloads.
+    pub crypto: CryptoSection,
     /// A process that runs tasks.
     pub executor: ExecutorSection,
     /// What a task gets whose submitter says nothing else.
@@ -76,6 +80,32 @@ pub struct PodSection {
     pub poll: Span,
     /// Longest gathering of a busy claim loop.
     pub gather: Span,
+    /// How long before it is due a task is claimed.
+    pub look_ahead: Span,
+}
+
+/// The HTTP port of a pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpSection {
+    /// Whether a token is needed on a loopback address too.
+    pub require_token: bool,
+    /// Whether no token is needed on any address.
+    pub insecure: bool,
+    /// Longest wait of a poll.
+    pub poll_wait: Span,
+    /// PEM file of the certificate; empty for no TLS.
+    pub tls_cert: PathBuf,
+    /// PEM file of its key.
+    pub tls_key: PathBuf,
+}
+
+/// Encryption of payloads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CryptoSection {
+    /// File with keys; empty for none.
+    pub keys_file: PathBuf,
 }
 
 /// Decides on the number of buckets.
@@ -96,6 +126,8 @@ pub struct DeciderSection {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExecutorSection {
+    /// Where HTTP is answered; empty for nowhere.
+    pub listen: String,
     /// Tasks that run at the same time.
     pub slots: u32,
     /// Slots beside these for P0 and P1 alone.

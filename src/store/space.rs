@@ -11,11 +11,11 @@ use crate::limits;
 use crate::metric;
 use crate::model::spec::KEY_SHARDS;
 use crate::model::spread::{Bounds, Spread, read_hot, read_list};
-use crate::model::{Bucket, Durability, LaneGroup, Namespace, Tag};
+use crate::model::{Bucket, Durability, LaneGroup, Namespace, Tag, UnixMs};
 use bytes::Bytes;
 use parking_lot::RwLock;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// What a namespace is created with; where it stands already, what stands counts.
@@ -46,9 +46,8 @@ struct Inner {
     namespace: Namespace,
     guards: Vec<OnceLock<Guard>>,
     spread: RwLock<Spread>,
-    /// When the spread was last read, and whether it is being read.
-    spread_read: RwLock<std::time::Instant>,
-    spread_asked: AtomicBool,
+    /// When the spread was last read.
+    spread_read: parking_lot::Mutex<std::time::Instant>,
     groups: RwLock<Groups>,
     queues: Known,
     clock: RedisClock,
@@ -85,8 +84,7 @@ impl Space {
             namespace,
             guards,
             spread: RwLock::new(spread),
-            spread_read: RwLock::new(clock::mono()),
-            spread_asked: AtomicBool::new(false),
+            spread_read: parking_lot::Mutex::new(clock::mono()),
             groups: RwLock::default(),
             queues: Known::default(),
             clock: RedisClock::new(),
@@ -96,6 +94,7 @@ impl Space {
         space.read_spread(birth).await?;
         // The first answer measured the opening of a connection as well; this one measures the clock.
         space.read_spread(birth).await?;
+        space.check_rights().await?;
         Ok(space)
     }
 
@@ -121,39 +120,52 @@ impl Space {
                     manual: fields.text("manual")? == "1",
                 }
             },
+            born_ms: fields.int("its birth")?,
         };
+        *self.inner.spread_read.lock() = clock::mono();
         let mut known = self.inner.spread.write();
-        // Answers may overtake each other.
-        if spread.epoch >= known.epoch {
-            *known = spread;
+        let before = known.born_ms;
+        // Answers may overtake each other; a namespace that was made anew begins to count anew.
+        if spread.epoch >= known.epoch || spread.born_ms != before {
+            *known = spread.clone();
         }
-        *self.inner.spread_read.write() = clock::mono();
-        Ok(known.clone())
+        let now = known.clone();
+        drop(known);
+        if before != 0 && before != spread.born_ms {
+            // The codes of queues went with it; others will be given out.
+            *self.inner.groups.write() = Groups::default();
+            metric::handles().history_lost.add("emptied", 1);
+            tracing::error!(
+                namespace = %self.namespace(),
+                before = %UnixMs(before),
+                now = %UnixMs(spread.born_ms),
+                "redis has forgotten this namespace (FLUSHALL, or a server that came back without its file): all tasks \
+                 that waited are gone; it was made anew, and what is submitted from now on runs"
+            );
+        }
+        Ok(now)
     }
 
-    /// Reads the spread anew.
+    /// Reads the spread anew. A namespace that is gone is made again as it was.
     pub async fn refresh_spread(&self) -> Result<Spread, StoreError> {
-        self.read_spread(Birth::default()).await
+        let Spread { key_buckets, buckets, holders, .. } = self.spread();
+        self.read_spread(Birth { key_buckets, buckets, holders }).await
+    }
+
+    /// The same, if that was not done lately: so every process hears within [`limits::SPREAD_KEPT_MS`] that the
+    /// namespace has changed, or has been emptied.
+    pub async fn keep_spread(&self) -> Result<Spread, StoreError> {
+        let read = *self.inner.spread_read.lock();
+        if clock::elapsed_ms(read) < limits::SPREAD_KEPT_MS {
+            Ok(self.spread())
+        } else {
+            self.refresh_spread().await
+        }
     }
 
     /// The spread as last read.
     pub fn spread(&self) -> Spread {
         self.inner.spread.read().clone()
-    }
-
-    /// The same; where that was a while ago it is read anew beside, so that who submits all the time hears of changes.
-    pub fn spread_lately(&self) -> Spread {
-        let old = self.inner.spread_read.read().elapsed().as_millis() as u64 > limits::SPREAD_KEPT_MS;
-        if old && !self.inner.spread_asked.swap(true, Ordering::Relaxed) {
-            let space = self.clone();
-            tokio::spawn(async move {
-                if let Err(error) = space.refresh_spread().await {
-                    tracing::debug!(%error, "could not read the spread; the one known goes on");
-                }
-                space.inner.spread_asked.store(false, Ordering::Relaxed);
-            });
-        }
-        self.spread()
     }
 
     /// The store.
@@ -169,6 +181,12 @@ impl Space {
     /// The server's clock, as estimated from the answers.
     pub fn clock(&self) -> &RedisClock {
         &self.inner.clock
+    }
+
+    /// The local instant from which on the clock of a bucket's server surely shows `at`; none where that
+    /// server has not answered lately.
+    pub fn surely_at(&self, bucket: Bucket, at: UnixMs) -> Option<std::time::Instant> {
+        self.store().surely_at(super::slot_of(&self.guard(bucket).keys[0]), at.0)
     }
 
     /// The guard keys of a bucket.
@@ -307,6 +325,10 @@ impl Space {
             Err(StoreError::WrongType { script, detail }) => {
                 let detail = self.wrong_key(guard, detail).await;
                 return Err(StoreError::WrongType { script, detail });
+            }
+            Err(StoreError::NoPermission { what }) => {
+                let what = self.name_right(guard, what).await;
+                return Err(StoreError::NoPermission { what });
             }
             Err(error) => return Err(error),
         };

@@ -54,7 +54,7 @@ async fn the_spread_is_changed_only_by_who_saw_it_as_it_is() {
     let bed = Bed::shared().await.unwrap();
     let space = open(&bed).await;
     let seen = space.spread();
-    assert_eq!(seen, Spread { epoch: 1, ..Spread::born(1, 1, 1) });
+    assert_eq!(seen, Spread { epoch: 1, born_ms: seen.born_ms, ..Spread::born(1, 1, 1) });
     let more = Change {
         buckets: Some(4),
         closing: Some(vec![5, 7]),
