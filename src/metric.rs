@@ -81,6 +81,7 @@ pub const SCRIPTS: &[&str] = &[
     "read.load",
     "read.agenda",
     "access.token",
+    "access.quota",
     "access.note",
     "access.notes",
     "queue.put",
