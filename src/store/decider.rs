@@ -48,7 +48,7 @@ pub async fn note(
     let mut args = space.args(8, 64 + state.len() + record.len());
     args.bytes(super::intake::clip(pod, 32)).bytes(state).bytes(record);
     args.bytes(if changes { b"1" } else { b"" }).number(limits::DECISIONS_MAX).number(limits::CHANGES_MAX);
-    Ok(space.call(&script::NOTE, &room(space), args).await?.ok()?.int("noted")? == 1)
+    Ok(space.call(&script::DECIDED, &room(space), args).await?.ok()?.int("noted")? == 1)
 }
 
 /// Notes as they were written, newest first: of every window, or only of those that changed something.

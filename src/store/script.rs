@@ -80,7 +80,7 @@ scripts! {
     MARK = "bucket.mark" "allow-oom" ["lib/need"] "bucket/mark";
     VANISH = "bucket.vanish" "allow-oom" ["lib/need"] "bucket/vanish";
     LEAD = "decider.lead" "allow-oom" ["lib/need"] "decider/lead";
-    NOTE = "decider.note" "allow-oom" ["lib/need"] "decider/note";
+    DECIDED = "decider.note" "allow-oom" ["lib/need"] "decider/note";
     LOAD = "read.load" "no-writes" [] "read/load";
     AGENDA = "read.agenda" "no-writes" [] "read/agenda";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
