@@ -1,8 +1,9 @@
 //! A pod: one stateless scheduler among any number.
 //!
-//! [`membership`] says who lives, [`ownership`] which buckets are ours, [`scheduler`] claims what is
+//! [`membership`] says who lives, `ownership` which buckets are ours, [`scheduler`] claims what is
 //! due in each of them, [`dispatch`] routes it and puts it into the executors' inboxes. One pod's
-//! [`decider`] sees to it that there are as many buckets as the load needs. Nothing here must survive: a pod that dies loses its permits after their time, and its grants come back.
+//! [`decider`] sees to it that there are as many buckets as the load needs. Nothing here must
+//! survive: a pod that dies loses its permits after their time, and its grants come back.
 //!
 //! Deliberately absent: a queue of tasks in memory. A pod claims only what it may deliver.
 
