@@ -192,7 +192,7 @@ pub enum Reason {
     RedisUnknown,
     /// Late, and all slots of the executors are busy: more executors help.
     ExecutorsFull,
-    /// Late, but the backlog will be gone within a few windows.
+    /// Late, but the backlog is being worked off.
     Draining,
     /// Late, and the last doubling brought nothing.
     NoGain,
@@ -387,6 +387,9 @@ fn choose(rules: &Rules, before: &State, state: &mut State, now: &Inputs) -> Cho
             hold(Reason::LateForNow, format!("bucket {worst} is late; {}", now.lag_text()))
         } else if now.executors_full() {
             hold(Reason::ExecutorsFull, now.executors_text())
+        } else if now.backlog < before.backlog {
+            let (then, left) = (before.backlog, now.backlog);
+            hold(Reason::Draining, format!("the backlog fell from {then} to {left}; {}", now.lag_text()))
         } else {
             hold(
                 Reason::NotOurs,
