@@ -40,13 +40,14 @@
 //! | other tag | keys | content |
 //! | --- | --- | --- |
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
-//! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
+//! | `<namespace>:spread` | `spread` (HASH), `new` (channel) | buckets, those that close, holders, bounds, epoch |
+//! | `<namespace>:decider` | `lead` (HASH), `windows`, `changes` (LIST) | who decides, and what was decided on which figures |
 //! | `<namespace>:digest` | `digest` (HASH) | how far owners were told of dead letters, and who does it |
 //! | `<namespace>:runs` | `q:<queue>` (HASH) | how long tasks of a queue run, in bins, and how many fail |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:access` | `tokens` (HASH), `notes` (STREAM), `new` (channel) | tokens of the HTTP port, what operators did |
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
-//! | `<namespace>:l:<q or d>:<name>` | `windows`, `shares`, `breaker` (HASH) | what pods hold of the limits of a queue or downstream |
+//! | `<namespace>:l:<q or d>:<name>` | `allotted`, `shares`, `breaker` (HASH) | what pods hold of the limits of a queue or downstream |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:executors` | `lost`, `drained` (SET) | whose inbox is still to be looked after; who is to be given nothing |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
@@ -238,17 +239,20 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 17] = [
+pub const ROOM_KEYS: [(&str, &str); 20] = [
     ("digest", "hash"),
     ("tokens", "hash"),
     ("notes", "stream"),
-    ("windows", "hash"),
+    ("allotted", "hash"),
     ("shares", "hash"),
     ("breaker", "hash"),
     ("frozen", "hash"),
     ("by_name", "hash"),
     ("by_code", "hash"),
     ("spread", "hash"),
+    ("lead", "hash"),
+    ("windows", "list"),
+    ("changes", "list"),
     ("records", "hash"),
     ("seen", "zset"),
     ("lost", "set"),
@@ -265,13 +269,14 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
         (room, name),
         ("lanes", "by_name" | "by_code")
             | ("spread", "spread")
+            | ("decider", "lead" | "windows" | "changes")
             | ("freeze", "frozen")
             | ("digest", "digest")
             | ("access", "tokens" | "notes")
             | ("pods" | "executors", "records" | "seen")
             | ("executors", "lost" | "drained")
             | ("queues", "records")
-            | ("l", "windows" | "shares" | "breaker")
+            | ("l", "allotted" | "shares" | "breaker")
             | ("x", "slots" | "inbox" | "urgent")
     );
     match name {

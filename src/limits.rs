@@ -50,6 +50,19 @@ pub const BUCKETS_MAX: u16 = 1_024;
 pub const KEY_BUCKETS_DEFAULT: u16 = 8;
 /// Most holders of one bucket's lock.
 pub const HOLDERS_MAX: usize = 8;
+/// Most buckets with a number of holders of their own.
+pub const HOT_BUCKETS_MAX: usize = 8;
+/// How long a closed bucket stays at least before it vanishes: until then its events and its finished tasks are known,
+/// and a submit that is sent again is told what became of it.
+pub const BUCKET_LINGER_MIN_MS: i64 = 120_000;
+/// Decisions on the number of buckets that are kept with their figures: 20 minutes of windows of 5 s, up to 5 KB each.
+pub const DECISIONS_MAX: usize = 240;
+/// Changes of the number of buckets that are kept with their figures.
+pub const CHANGES_MAX: usize = 200;
+/// Buckets that a decision lists with their figures: those that are worst off.
+pub const DECISION_BUCKETS_MAX: usize = 8;
+/// Coming minutes that a decision looks at.
+pub const DECISION_AHEAD_MINUTES: usize = 10;
 /// Most combinations of queue and required labels in a namespace (18 bits, capped).
 pub const LANE_GROUPS_MAX: u32 = 65_536;
 
@@ -272,7 +285,8 @@ pub const DURABLE_WAIT_MS: u32 = 3_000;
 pub const DURABLE_CALLS_MAX: usize = 8;
 /// What a server said of its persistence is asked again after this long, and at every new connection.
 pub const PERSISTENCE_KEPT_MS: u64 = 5_000;
-/// How long a process goes by what it last read of a namespace's buckets before it reads it anew.
+/// How long a process goes by what it last read of a namespace's buckets before it reads it anew: so
+/// late who submits uses new buckets.
 pub const SPREAD_KEPT_MS: i64 = 3_000;
 /// Times a call is tried again by the store when the server says "not now".
 pub const CALL_RETRIES_MAX: u32 = 5;

@@ -442,11 +442,14 @@ local function look(timed, until_ms)
   end
 end
 
+local chosen, chosen_n, from_lane, backlog = {}, 0, {}, 0
+local purses, rules, counted, tallies = {}, nil, {}, nil
+do
 -- Quotas by queue: a default and exceptions.
 local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
 for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
 -- Limits: purses that lanes share, and which lanes pay from which. Most claims have none.
-local no_retries, purses, rules, counted, tallies = ARGV[limits_at] == '1', {}, nil, {}, nil
+local no_retries = ARGV[limits_at] == '1'
 local function tier(lane) return digit(sub(lane, 4, 4)) % 8 end
 if #ARGV > limits_at + 1 then
   local good = ARGV[limits_at + 1] == '' or now <= tonumber(ARGV[limits_at + 1])
@@ -522,7 +525,6 @@ local function spend(l, n)
 end
 
 -- 5. Choice: straight through where everything ripe may go, else by weight and in turn.
-local chosen, chosen_n, from_lane, backlog = {}, 0, {}, 0
 -- Large specs: the batch ends where its bytes would pass the cap.
 local big = limit * tonumber(meta[9] or 0) > tonumber(ARGV[8])
 -- Lanes that a limit kept back return when it has something for them.
@@ -772,6 +774,7 @@ if aside > 0 then
   count('ready', -aside)
   count('held', aside)
   if not cut then call('HSET', KEYS[1], 'held', '1', 'heldsig', ARGV[plan_at]) end
+end
 end
 
 -- 6. Specs, by home hour. What has none is damage: dropped, counted, never granted.

@@ -12,5 +12,7 @@ if mine and sub(mine, 1, 16) == ARGV[3] then
   call('HDEL', lock, ARGV[2])
   call('DEL', P .. 'last:' .. ARGV[2])
   held = 1
+  -- Whoever was kept out may come at once.
+  call('SPUBLISH', P .. 'wake', now13)
 end
 return { 'OK', stamp, held }

@@ -24,7 +24,7 @@ local out, till13 = { 'OK', stamp }, format('%013.0f', now + lasts)
 
 -- Windows: at most `count` in any `per` ms. What was spent is kept by stretches of a hundredth; what pods still hold
 -- counts as spent now; and no more than a burst is granted at once, so that a storm is spread.
-local windows, n = P .. 'windows', number()
+local windows, n = P .. 'allotted', number()
 local all = n > 0 and flat(windows) or {}
 for _ = 1, n do
   local name, count, per, burst, kept, want = arg(), number(), number(), number(), number(), number()

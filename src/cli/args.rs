@@ -98,6 +98,9 @@ pub enum Command {
     /// Executors: list, show, drain, resume
     #[command(subcommand)]
     Executor(super::executor::ExecutorCommand),
+    /// Buckets: how many, why, what comes; pin their number or bound it
+    #[command(subcommand)]
+    Bucket(super::bucket::BucketCommand),
     /// Tell a task's whole life, with causes
     Trace(IdArgs),
     /// Dead letters: list, show, redrive, delete
@@ -833,6 +836,13 @@ mod tests {
             "minutehand freeze --plan spring-sale",
             "minutehand submit --queue Q --plan spring-sale",
             "minutehand status --output json",
+            "minutehand bucket spread",
+            "minutehand bucket list --output json",
+            "minutehand bucket history --all --limit 5",
+            "minutehand bucket agenda --ahead 2h --tz Europe/Berlin",
+            "minutehand bucket set --pin 16",
+            "minutehand bucket set --pin none --min 8 --max 64 --auto",
+            "minutehand bucket replay f.json",
             "minutehand check",
             "minutehand config show --origin",
             "minutehand queue list --output json",
@@ -868,6 +878,8 @@ mod tests {
             "minutehand config",
             "minutehand stauts",
             "minutehand demo --pods 0",
+            "minutehand bucket set",
+            "minutehand bucket set --auto --manual",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

@@ -1,6 +1,7 @@
 //! The command line: one command a file, results by [`render`], endings by [`error::Exit`].
 
 pub mod args;
+mod bucket;
 mod cancel;
 mod check;
 mod config;
@@ -100,6 +101,7 @@ fn start(cli: Cli) -> Result<Exit, CliError> {
             config::run(command, &loaded, output);
             Ok(Exit::Ok)
         }
+        Command::Bucket(bucket::BucketCommand::Replay { file }) => bucket::replay(file, output),
         // The one use of this machine's clock for due times: nothing is sent.
         Command::Import(args) if args.dry_run => {
             import::command::dry_run(args, crate::model::UnixMs(clock::wall_us() / 1_000), output)
@@ -143,6 +145,7 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Retries(command) => downstream::retries(command, loaded, output).await,
         Command::Executor(command) => executor::run(command, loaded, output).await,
         Command::Queue(command) => queue::run(command, loaded, output).await,
+        Command::Bucket(command) => bucket::run(command, loaded, output).await,
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,
         Command::Events(command) => events::run(command, loaded, output).await,

@@ -3,6 +3,7 @@
 //! Every door (the CLI, HTTP, a program of yours) goes through [`Client`], so all of them check alike.
 
 mod access;
+mod buckets;
 mod dead;
 mod defaults;
 mod edit;
@@ -16,6 +17,7 @@ mod stream;
 mod submit;
 
 pub use access::{NewToken, token_fits, token_hash};
+pub use buckets::{AgendaView, BoundsChange, BucketView, SpreadView};
 pub use dead::{DeadCursor, DeadFilter, DeadView, Redriven};
 pub use defaults::Defaults;
 pub use edit::{Edit, Edited};

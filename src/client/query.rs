@@ -223,6 +223,9 @@ pub struct BucketStatus {
     pub bucket: u16,
     /// Pods that hold it.
     pub holders: Vec<String>,
+    /// The Redis server that has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// Whether it takes no new tasks.
     pub closed: bool,
     /// Its tasks.
@@ -349,7 +352,7 @@ impl Client {
     /// How things stand.
     pub async fn status(&self) -> Result<Status, ClientError> {
         let space = self.space();
-        space.refresh_spread().await?;
+        let live: std::collections::BTreeSet<Bucket> = space.refresh_spread().await?.live().collect();
         let holds = self.holds().await?;
         let (mut counts, mut lags, mut buckets, mut now) =
             (Counts::default(), Lags::default(), Vec::new(), UnixMs(space.clock().now_ms()));
@@ -358,7 +361,12 @@ impl Client {
             counts.add(&own);
             lags.merge(&found.lags);
             now = now.max(found.now);
+            // One that has vanished has nothing left but its counters.
+            if !live.contains(&bucket) {
+                continue;
+            }
             buckets.push(BucketStatus {
+                node: space.store().node_of(crate::model::bucket::slot_of_bucket(space.namespace(), bucket)),
                 bucket: bucket.number(),
                 holders: found.holders.iter().map(|(pod, _)| pod.clone()).collect(),
                 closed: found.closed,
@@ -397,7 +405,7 @@ const AT_ONCE: usize = 16;
 
 /// The counters of all buckets, each read in one script.
 async fn all_counts(space: &Space) -> Result<Vec<(Bucket, BucketCounts)>, StoreError> {
-    let mut left = (0..space.spread().buckets).filter_map(Bucket::new);
+    let mut left = space.spread().all();
     let (mut running, mut out) = (JoinSet::new(), Vec::new());
     loop {
         while running.len() < AT_ONCE {

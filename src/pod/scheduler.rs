@@ -3,7 +3,7 @@
 use super::Shared;
 use super::allotments::Settled;
 use super::look::LookAhead;
-
+use super::meter::Meter;
 use crate::clock;
 use crate::limits;
 use crate::metric;
@@ -28,6 +28,7 @@ const KEPT_OUT_MAX: Duration = Duration::from_millis(500);
 /// Claims from one bucket until `stop` fires, then lets go of it.
 pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationToken) {
     let mut bucket_loop = Loop {
+        meter: shared.meters.of(bucket.number()),
         wakes: member::bucket_wakes(&shared.space, bucket),
         limited: shared.limits.wakes(bucket.number()),
         claim: Claim {
@@ -56,6 +57,7 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
         }
     }
     let Loop { shared, claim, wants_room, .. } = bucket_loop;
+    shared.meters.forget(bucket.number());
     shared.dispatcher.wants_room(wants_room, false);
     shared.limits.leave(bucket.number());
     if let Err(error) = due::yield_bucket(&shared.space, bucket, &claim.pod, &claim.permit).await {
@@ -74,6 +76,8 @@ enum Next {
     Room,
     /// After a while, wake-ups or not.
     After(Duration),
+    /// After a while, or when a holder lets go.
+    KeptOut(Duration),
 }
 
 struct Loop {
@@ -96,6 +100,8 @@ struct Loop {
     look: LookAhead,
     /// Tasks that the next claim may bring, generously: more room than that is left to the other loops.
     expected: u32,
+    /// What this loop does with its time.
+    meter: Arc<Meter>,
 }
 
 impl Loop {
@@ -113,7 +119,12 @@ impl Loop {
         self.claim.ahead_ms = self.look.ahead_ms(hold.ahead_ms);
         self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
         self.claim.own_weights = std::mem::take(&mut hold.own_weights);
-        self.claim.holders = self.shared.space.spread().holders;
+        let spread = shared.space.spread();
+        self.claim.holders = spread.holders_of(self.bucket.number());
+        // All buckets together keep as much as the namespace may.
+        let buckets = usize::from(spread.buckets.max(1)) + spread.closing.len();
+        self.claim.events_max_bytes = limits::EVENTS_MAX_BYTES / buckets;
+        self.claim.dead_keep_rows = limits::DEAD_KEEP_ROWS.div_ceil(buckets);
         self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
         let view = Arc::clone(&shared.view.borrow());
         let (asked, draw) = shared.limits.draw(self.bucket.number(), hold.any);
@@ -146,6 +157,10 @@ impl Loop {
         let metrics = metric::handles();
         metrics.claim_duration.record(start.elapsed().as_secs_f64());
         self.claimed_at = Some(start);
+        let tasks = match &answer {
+            Ok(ClaimAnswer::Held(claimed)) => claimed.tasks.len(),
+            _ => 0,
+        };
         let next = match answer {
             Ok(ClaimAnswer::Held(claimed)) => {
                 self.backoff_ms = BACKOFF_MIN_MS;
@@ -161,13 +176,14 @@ impl Loop {
                 self.shared.ready.worked(clock::mono());
                 let wait = self.shared.space.clock().until_ms(until.0).min(KEPT_OUT_MAX);
                 // Spread by chance, so that pods kept out together do not come back together.
-                Next::After(wait.max(Duration::from_millis(5)).mul_f64(fastrand::f64().mul_add(0.2, 0.9)))
+                Next::KeptOut(wait.max(Duration::from_millis(5)).mul_f64(fastrand::f64().mul_add(0.2, 0.9)))
             }
             Err(error) => {
                 metrics.claims.add("error", 1);
                 Next::After(self.failed(&error))
             }
         };
+        self.meter.worked(start, tasks);
         let wants = matches!(next, Next::Now | Next::Room);
         shared.dispatcher.wants_room(self.wants_room, wants);
         self.wants_room = wants;
@@ -303,6 +319,13 @@ impl Loop {
                     () = tokio::time::sleep(wait) => true,
                 };
             }
+            Next::KeptOut(wait) => {
+                return tokio::select! {
+                    () = stop.cancelled() => false,
+                    () = tokio::time::sleep(wait) => true,
+                    wake = self.wakes.recv() => wake.is_some(),
+                };
+            }
             Next::At(mut due) => {
                 let polled = clock::mono() + poll;
                 loop {
@@ -331,6 +354,7 @@ impl Loop {
                 }
             }
             Next::Room => {
+                let start = clock::mono();
                 tokio::select! {
                     () = stop.cancelled() => return false,
                     () = tokio::time::sleep(poll) => metrics.wakeups.add("poll", 1),
@@ -343,6 +367,7 @@ impl Loop {
                         metrics.wakeups.add("publish", 1);
                     }
                 }
+                self.meter.starved(start);
             }
         }
         // A busy pod lets a few tasks gather for one call.

@@ -81,6 +81,13 @@ scripts! {
     RUNS = "queue.runs" "allow-oom" [] "queue/runs";
     LANE = "queue.lane" "" [] "queue/lane";
     SPREAD = "queue.spread" "allow-oom" [] "queue/spread";
+    RESIZE = "bucket.resize" "allow-oom" ["lib/need"] "bucket/resize";
+    MARK = "bucket.mark" "allow-oom" ["lib/need"] "bucket/mark";
+    VANISH = "bucket.vanish" "allow-oom" ["lib/need"] "bucket/vanish";
+    LEAD = "decider.lead" "allow-oom" ["lib/need"] "decider/lead";
+    DECIDED = "decider.note" "allow-oom" ["lib/need"] "decider/note";
+    LOAD = "read.load" "no-writes" [] "read/load";
+    AGENDA = "read.agenda" "no-writes" [] "read/agenda";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
     LEAVE = "member.leave" "allow-oom" [] "member/leave";
     DRAIN = "member.drain" "allow-oom" [] "member/drain";
