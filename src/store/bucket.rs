@@ -59,7 +59,7 @@ pub async fn resize(space: &Space, seen: &Spread, change: &Change) -> Result<boo
 pub async fn mark(space: &Space, bucket: Bucket, close: bool) -> Result<bool, StoreError> {
     let mut args = space.args(2, 16);
     args.bytes(if close { b"1" } else { b"" });
-    Ok(space.call(&script::MARK, space.guard(bucket), args).await?.ok()?.int("changed")? == 1)
+    Ok(space.call(&script::BUCKET_MARK, space.guard(bucket), args).await?.ok()?.int("changed")? == 1)
 }
 
 /// Whether a bucket is gone, and what keeps it if not.

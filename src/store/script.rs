@@ -82,7 +82,7 @@ scripts! {
     LANE = "queue.lane" "" [] "queue/lane";
     SPREAD = "queue.spread" "allow-oom" [] "queue/spread";
     RESIZE = "bucket.resize" "allow-oom" ["lib/need"] "bucket/resize";
-    MARK = "bucket.mark" "allow-oom" ["lib/need"] "bucket/mark";
+    BUCKET_MARK = "bucket.mark" "allow-oom" ["lib/need"] "bucket/mark";
     VANISH = "bucket.vanish" "allow-oom" ["lib/need"] "bucket/vanish";
     LEAD = "decider.lead" "allow-oom" ["lib/need"] "decider/lead";
     DECIDED = "decider.note" "allow-oom" ["lib/need"] "decider/note";
