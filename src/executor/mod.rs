@@ -706,6 +706,9 @@ async fn register<L: Link>(
     Ok(false)
 }
 
+/// Longest that an executor stays for its last report of run times.
+const REPORT_MAX: Duration = Duration::from_secs(1);
+
 /// Runs all loops, and brings them down in order.
 async fn serve<L: Link>(
     core: &Arc<Core<L>>,
@@ -724,7 +727,7 @@ async fn serve<L: Link>(
     let keeper = Loop::start(keeper::run(Arc::clone(core), keeping.clone()));
     let beats = Loop::start(keeper::beat(Arc::clone(core), identity, size, every, beating.clone()));
     let acks = Loop::start(acks::run(Arc::clone(core)));
-    let reports = Loop::start(report::run(Arc::clone(core), Arc::clone(&queues), beating.clone()));
+    let reports = Loop::start(report::run(Arc::clone(core), Arc::clone(&queues), keeping.clone()));
     let inbox = Loop::start(inbox::run(Arc::clone(core), queues));
     let _starter = Loop::start(timer::start_in_time(Arc::clone(core)));
 
@@ -745,7 +748,6 @@ async fn serve<L: Link>(
     let empty_inbox = async {
         let late = inbox.end().await.unwrap_or_default();
         beats.end().await;
-        reports.end().await;
         let left = match core.link.leave().await {
             Ok(left) => left.iter().map(|offer| (offer.id, offer.grant)).collect(),
             Err(error) => {
@@ -794,6 +796,8 @@ async fn serve<L: Link>(
     }
     keeping.cancel();
     keeper.end().await;
+    // Figures: nobody waits for them where Redis is away.
+    let _ = tokio::time::timeout(REPORT_MAX, reports.end()).await;
     tracing::info!(executor = %core.id, report = ?core.stats.report(), "executor ended");
 }
 
