@@ -2,7 +2,7 @@
 
 use crate::fleet::Bench;
 use crate::producer::Known;
-use crate::{REST_SECONDS, number, open};
+use crate::{REST_SECONDS, number, open_soon};
 use minutehand::client::Client;
 use minutehand::clock::mono;
 use minutehand::keys::Kind;
@@ -42,10 +42,7 @@ pub struct Verdict {
 
 pub async fn judge(bench: &Bench, known: &Known, durable: bool) -> Verdict {
     let mut verdict = Verdict::default();
-    let Some(space) = open(&bench.direct_url()).await else {
-        verdict.faults.push("redis is gone".into());
-        return verdict;
-    };
+    let space = open_soon(&bench.direct_url()).await;
     let client = Client::new(space.clone());
     // Everything comes to rest by itself once the faults have ended.
     let deadline = mono() + Duration::from_secs(number("MINUTEHAND_CHAOS_REST_SECONDS", REST_SECONDS));

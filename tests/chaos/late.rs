@@ -1,7 +1,7 @@
 //! How late tasks begin that fall due once a pod has died: measured in peace, after everything else.
 
 use crate::members::Member;
-use crate::{NAMESPACE, open, say};
+use crate::{NAMESPACE, open_soon, say};
 use minutehand::client::{Client, Due, NewTask};
 use minutehand::clock::mono;
 use minutehand::model::{QueueName, TaskId};
@@ -18,7 +18,7 @@ const LONGEST: Duration = Duration::from_secs(40);
 /// The latest start, in ms after due, of tasks that fell due after a pod was killed that held buckets and stays dead.
 /// Nothing where that could not be seen.
 pub async fn after_pod_death(url: &str, pods: &Mutex<Vec<Member>>, dir: &Path) -> Option<i64> {
-    let client = Client::new(open(url).await?);
+    let client = Client::new(open_soon(url).await);
     let start = mono();
     let members = pods.lock().len();
     let pid = loop {

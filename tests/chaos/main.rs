@@ -62,18 +62,25 @@ async fn open(url: &str) -> Option<Space> {
     Space::open(store, Namespace::new(NAMESPACE).ok()?).await.ok()
 }
 
+/// Opens the space once the servers let it: a fleet that was just started may still be electing.
+async fn open_soon(url: &str) -> Space {
+    let begun = mono();
+    loop {
+        match open(url).await {
+            Some(space) => break space,
+            None => assert!(begun.elapsed() < Duration::from_secs(60), "could not open {url} within a minute"),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 /// The executor process: this binary again. It notes each start in a file and fails where the payload says so.
 #[test]
 fn worker_process() {
     let (Ok(url), Ok(log)) = (std::env::var(WORKER), std::env::var(LOG)) else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async move {
-        let space = loop {
-            match open(&url).await {
-                Some(space) => break space,
-                None => tokio::time::sleep(Duration::from_millis(100)).await,
-            }
-        };
+        let space = open_soon(&url).await;
         let log =
             Arc::new(parking_lot::Mutex::new(File::options().create(true).append(true).open(log).unwrap()));
         let executor = Executor::builder(space).slots(64).handle("chaos", move |task, context| {
@@ -154,7 +161,7 @@ async fn run(shape: Shape, default_seconds: u64) -> bool {
     let mut bench = Bench::start(shape, dir, &mut rng).await;
     let (url, fleet) = (bench.url(), bench.is_fleet());
     let durable = !fleet || number("MINUTEHAND_CHAOS_WAIT", 1) == 1;
-    drop(open(&bench.direct_url()).await.unwrap());
+    drop(open_soon(&bench.direct_url()).await);
     let pods = Arc::new(Mutex::new(members(pod, &url, dir)));
     let workers = Arc::new(Mutex::new(members(worker, &url, dir)));
     let supervisor = tokio::spawn({
@@ -176,7 +183,7 @@ async fn run(shape: Shape, default_seconds: u64) -> bool {
             of: if fleet { FLEET_PRODUCERS } else { 1 },
             every: Duration::from_millis(if fleet { 200 } else { 50 }),
         };
-        producers.spawn(produce(Client::new(open(&url).await.unwrap()), rng.fork(), plan));
+        producers.spawn(produce(Client::new(open_soon(&url).await), rng.fork(), plan));
     }
     // A second of peace, so that there is something to break.
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -302,12 +309,12 @@ fn chaos() {
 /// Short by default; `make chaos-cluster` runs it for as long as one server.
 #[test]
 fn chaos_cluster() {
-    chaos_on(Shape::Cluster, 40);
+    chaos_on(Shape::Cluster, 24);
 }
 
 #[test]
 fn chaos_sentinel() {
-    chaos_on(Shape::Sentinel, 30);
+    chaos_on(Shape::Sentinel, 21);
 }
 
 #[test]
