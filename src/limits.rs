@@ -69,6 +69,11 @@ pub const HEARTBEAT_MS: i64 = 3_000;
 pub const LOST_AFTER_MS: i64 = 9_000;
 /// Longest sleep of a claim loop: the poll that backs up every wake-up.
 pub const POLL_MS: i64 = 1_000;
+/// Longest sleep of a claim loop whose bucket has nothing in hand, while its wake-ups are known to arrive.
+/// `lua/lib/calm.lua` plans with the same.
+pub const REST_MS: i64 = 30_000;
+/// How often it is made sure that wake-ups arrive. One that does not is made up for within twice this.
+pub const WAKES_PROVED_MS: u64 = 500;
 /// Rows at which waiting acks are sent at once.
 pub const ACK_ROWS: usize = 256;
 /// Shortest gathering of acks.

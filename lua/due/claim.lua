@@ -6,10 +6,10 @@
 --         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
 --         27 n, n × (group, quota, quota)
--- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, n × (head, spec)}
+-- gives   OK {stamp, next due or -1, backlog, 1 if nothing runs or stands in a lane, reaped, leap_ms, n × (head, spec)}
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
--- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 40 due sets, 64 lanes a priority; reaps <= 250
+-- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 80 due sets, 64 lanes a priority; reaps <= 250
 -- events  claimed, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom
 local RIPEN, SETS, NEW_SETS, LANES, REAP, PIECES = 2000, 32, 8, 64, 250, 16
@@ -17,7 +17,7 @@ local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
-local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v')
+local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'kept')
 local clock = tonumber(meta[1] or 0)
 local lnow = clock > now and clock or now
 lease_now = lnow
@@ -73,7 +73,7 @@ local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0
 need('string', 'last:' .. pod)
 local last = call('GET', P .. 'last:' .. pod)
 if last and sub(last, 1, 16) == ARGV[4] then
-  local out = { 'OK', stamp, -1, 1, 0, 0 }
+  local out = { 'OK', stamp, -1, 1, 0, 0, 0 }
   for i = 27, #last, 16 do
     local id = sub(last, i, i + 15)
     local r = call('HGET', run, id)
@@ -272,13 +272,24 @@ for _, name in ipairs(names) do
     else
       call('HSET', KEYS[1], field, off + i - 1)
     end
-  elseif string.find(name, 'u', 1, true) then urgent[#urgent + 1] = name
-  else normal[#normal + 1] = name end
+  else
+    local some
+    for _, set in ipairs(due_sets(name)) do
+      -- What lapsed just now may be the first in its set.
+      if safely(need, 'zset', 'due:' .. set) > 0 or (reaped > 0 and call('EXISTS', P .. 'due:' .. set) == 1) then
+        local kind_ = string.find(set, 'u', 1, true) and urgent or normal
+        kind_[#kind_ + 1] = set
+        some = true
+      end
+    end
+    if not some then call('ZREM', agenda, name) end
+  end
 end
 local sets = urgent
 for _, name in ipairs(normal) do sets[#sets + 1] = name end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
+if now - tonumber(meta[11] or 0) >= KEEP then call('HSET', KEYS[1], 'kept', now13) end
 local ten, olden = recent_ten(), {}
 for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
   if tonumber(t) > ten - 90 and safely(need, 'string', 'recent:' .. t) <= 53770 then break end
@@ -321,9 +332,12 @@ end
 -- 4. Candidates: the ripe heads of the due sets, urgent ones first. Their times are asked for only where
 -- they are needed, to ripen: a score costs the server more than a member.
 local ready = tonumber(call('HGET', counts, 'ready') or 0)
+local ready_before = ready
 local pool, taken, truncated, lanes, order, bound
 local function look(timed)
-  local budget, left = ready < RIPEN and RIPEN or (limit > 100 and limit or 100), #sets
+  -- Without times it only looks whether all may go straight through: twice as far as that can be.
+  local most = (timed or limit >= RIPEN / 2) and RIPEN or (limit > RIPEN / 8 and 2 * limit or RIPEN / 4)
+  local budget, left = ready < RIPEN and most or (limit > 100 and limit or 100), #sets
   if limit == 0 then budget = 0 end
   pool, taken, truncated, lanes, order, bound = {}, {}, false, {}, {}, {}
   local step = timed and 2 or 1
@@ -331,7 +345,6 @@ local function look(timed)
     local cap = math.ceil(budget / left)
     left = left - 1
     if cap > 0 then
-      safely(need, 'zset', 'due:' .. name)
       local key, got = P .. 'due:' .. name, nil
       if timed then got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
       else got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap) end
@@ -340,16 +353,18 @@ local function look(timed)
       budget = budget - n
       if cut then truncated = true end
       if n > 0 then
-        taken[#taken + 1] = { name = name, n = n }
-        local last_due = cut and timed and tonumber(got[2 * n])
+        taken[#taken + 1] = { name = name, n = n, cut = cut }
+        local last_due, lane, l = cut and timed and tonumber(got[2 * n]), nil, nil
         for i = 1, #got, step do
           local member = got[i]
-          local lane = sub(member, 17, 20)
-          local l = lanes[lane]
-          if not l then
-            l = { lane = lane, group = sub(lane, 1, 3), level = level(lane), n = 0 }
-            lanes[lane] = l
-            order[#order + 1] = l
+          local code = sub(member, 17, 20)
+          if code ~= lane then
+            lane, l = code, lanes[code]
+            if not l then
+              l = { lane = lane, group = sub(lane, 1, 3), level = level(lane), n = 0 }
+              lanes[lane] = l
+              order[#order + 1] = l
+            end
           end
           local k = l.n + 1
           l.n = k
@@ -359,8 +374,6 @@ local function look(timed)
           end
         end
         pool[#pool + 1] = got
-      elseif call('EXISTS', key) == 0 then
-        call('ZREM', agenda, name)
       end
     end
   end
@@ -385,7 +398,7 @@ local function spend(l, n)
 end
 
 -- 5. Choice: straight through where everything ripe may go, else by weight and in turn.
-local chosen, chosen_n, from_lane, backlog = {}, 0, {}, 0
+local chosen, chosen_n, from_lane, backlog, some = {}, 0, {}, 0, nil
 -- Large specs: the batch ends where its bytes would pass the cap.
 local big = limit * tonumber(meta[9] or 0) > tonumber(ARGV[8])
 -- A backlog that stands aside holds nobody up, unless it may come back now.
@@ -411,9 +424,37 @@ if straight then
     if a < 0 then straight = false end
   end
   if total > limit or low > normal_limit then straight = false end
+  -- Of a single lane in sight the oldest may go straight through too, where they are no small part of what is seen:
+  -- there is nobody to whom they would have to give way.
+  local l = order[1]
+  if not straight and l and not order[2] then
+    local n = quota(l)
+    if n > limit then n = limit end
+    if l.level >= 2 and n > normal_limit then n = normal_limit end
+    -- By due time they are only in sets of whole minutes, one after the other.
+    local whole = true
+    for _, t in ipairs(taken) do whole = whole and not string.find(t.name, '.', 1, true) end
+    if n > 0 and 2 * n >= total and (whole or not taken[2]) then
+      straight, some, backlog = true, n, total - n
+    end
+  end
 end
 if straight then
   if #pool > 0 then safely(need_grant) end
+  if some then
+    local old_pool, old_taken = pool, taken
+    pool, taken = {}, {}
+    for p, t in ipairs(old_taken) do
+      pool[p], taken[p] = old_pool[p], t
+      if t.n > some then
+        t.n = some
+        pool[p] = { unpack(old_pool[p], 1, some) }
+      end
+      some = some - t.n
+      -- What comes after the part of a set that was seen is older than the next set.
+      if some == 0 or t.cut then break end
+    end
+  end
   chosen = pool[1] or chosen
   chosen_n = #chosen
   for p = 2, #pool do
@@ -438,7 +479,7 @@ else
   end
   for _, t in ipairs(taken) do
     call('ZREMRANGEBYRANK', P .. 'due:' .. t.name, 0, t.n - 1)
-    if call('EXISTS', P .. 'due:' .. t.name) == 0 then call('ZREM', agenda, t.name) end
+    if call('EXISTS', P .. 'due:' .. t.name) == 0 then unlist(t.name) end
   end
   taken = {}
   -- Lanes that stood aside come back when the set of zero quotas has changed.
@@ -550,13 +591,17 @@ end
 
 -- 6. Specs, by home hour. What has none is damage: dropped, counted, never granted.
 local n = chosen_n
-local out = { 'OK', stamp, -1, 0, reaped, leap }
+local out = { 'OK', stamp, -1, 0, 0, reaped, leap }
 if n > 0 then
-  local ids, specs, first, same = {}, nil, shelf(chosen[1]), true
+  local ids, specs, first, same, minute_ = {}, nil, shelf(chosen[1]), true, sub(chosen[1], 1, 5)
   for i = 1, n do
-    local id = sub(chosen[i], 1, 16)
-    ids[i] = id
-    if shelf(id) ~= first then same = false end
+    local member = chosen[i]
+    ids[i] = sub(member, 1, 16)
+    local p = sub(member, 1, 5)
+    if p ~= minute_ then
+      minute_ = p
+      if shelf(member) ~= first then same = false end
+    end
   end
   if same then
     safely(need, 'hash', 'task:' .. first)
@@ -629,7 +674,7 @@ if n > 0 then
       g = g + 1
       granted[g] = id
       hset[2 * g - 1], hset[2 * g] = id, r
-      out[2 * g + 5], out[2 * g + 6] = head, spec
+      out[2 * g + 6], out[2 * g + 7] = head, spec
     end
   end
   if g > 0 then
@@ -652,7 +697,7 @@ if n > 0 then
   end
   for _, t in ipairs(taken) do
     call('ZREMRANGEBYRANK', P .. 'due:' .. t.name, 0, t.n - 1)
-    if call('EXISTS', P .. 'due:' .. t.name) == 0 then call('ZREM', agenda, t.name) end
+    if call('EXISTS', P .. 'due:' .. t.name) == 0 then unlist(t.name) end
   end
 end
 flush()
@@ -661,16 +706,23 @@ flush()
 local next_due = -1
 if backlog == 0 and not truncated then
   for _, name in ipairs(call('ZRANGE', agenda, 0, 7)) do
-    local kind, head = sub(name, 1, 1), nil
-    -- One of another type is met when it is due.
-    if kind == 't' then head = redis.pcall('ZRANGE', P .. 'timer:' .. sub(name, 2), 0, 0, 'WITHSCORES')
-    elseif kind ~= 'k' then head = redis.pcall('ZRANGE', P .. 'due:' .. name, 0, 0, 'WITHSCORES') end
-    local due = head and head[2] and tonumber(head[2])
-    if due and (next_due < 0 or due < next_due) then next_due = due end
+    local kind = sub(name, 1, 1)
+    local keys = kind == 't' and { 'timer:' .. sub(name, 2) } or {}
+    if kind ~= 't' and kind ~= 'k' then
+      for i, set in ipairs(due_sets(name)) do keys[i] = 'due:' .. set end
+    end
+    for _, key in ipairs(keys) do
+      -- One of another type is met when it is due.
+      local head = redis.pcall('ZRANGE', P .. key, 0, 0, 'WITHSCORES')
+      local due = head[2] and tonumber(head[2])
+      if due and (next_due < 0 or due < next_due) then next_due = due end
+    end
   end
 end
 out[3] = next_due
 out[4] = truncated and backlog + 1 or backlog
-local poll = now + lock_ms
+local rests = running + (delta.running or 0) <= 0 and ready_before + (delta.ready or 0) <= 0
+out[5] = rests and 1 or 0
+local poll = now + (rests and REST or lock_ms)
 permit_put((backlog > 0 or truncated) and 0 or (next_due >= 0 and next_due < poll and next_due or poll))
 return out

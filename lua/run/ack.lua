@@ -39,13 +39,17 @@ local function plain()
   if args[6] ~= '1' then return end
   local i, keyed, k = 0, {}, 0
   for a = runs_at + 1, bins_at, 3 do
-    local grant = args[a + 1]
+    local grant, before, with_key = args[a + 1], nil, nil
     for _ = 1, tonumber(args[a + 2]) do
       i = i + 1
       local r = found[i]
-      local kind = r and sub(r, 2, 3)
-      if not r or sub(r, 17, 34) ~= grant or (kind ~= '-0' and kind ~= '-1') then return end
-      if kind == '-1' then
+      -- Tasks of one claim and lane have the same record.
+      if r ~= before or not r then
+        local kind = r and sub(r, 2, 3)
+        if not r or sub(r, 17, 34) ~= grant or (kind ~= '-0' and kind ~= '-1') then return end
+        before, with_key = r, kind == '-1'
+      end
+      if with_key then
         k = k + 1
         keyed[k] = args[ids_at + i]
       end

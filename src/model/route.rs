@@ -27,13 +27,22 @@ pub trait Route: Send + Sync {
     fn choose(&mut self, work: &Work, candidates: &[Candidate]) -> Option<usize>;
 }
 
+/// Work per slot that an executor may be given beyond the least loaded, so that short tasks travel in batches, in ms.
+/// It bounds what that may cost one of them; tasks that run for longer than this per slot never gather.
+const TOGETHER_MS: f64 = 0.25;
+/// Most tasks that go to one executor in a row for that reason.
+const TOGETHER_MAX: u32 = 64;
+
 /// The executor that would be done first: the least work in hand per slot, with this task added.
 ///
-/// One executor with one huge task thus gets fewer than one with fifty small ones. Ties go round,
-/// so that equal executors share.
+/// One executor with one huge task thus gets fewer than one with fifty small ones. Ties go round, so that equal
+/// executors share. Differences of less than a quarter of a millisecond count as none: then the next task follows
+/// the one before it, since an offer of one task costs Redis as much as twenty tasks in one.
 #[derive(Debug, Default)]
 pub struct LeastCost {
     turn: usize,
+    /// Who was chosen last, and how often in a row.
+    last: Option<(usize, u32)>,
 }
 
 impl Route for LeastCost {
@@ -43,6 +52,8 @@ impl Route for LeastCost {
 
     fn choose(&mut self, work: &Work, candidates: &[Candidate]) -> Option<usize> {
         let count = candidates.len();
+        let done =
+            |candidate: &Candidate| (candidate.load_ms + work.cost_ms) / f64::from(candidate.slots.max(1));
         let mut best: Option<(f64, usize)> = None;
         for step in 0..count {
             let index = (self.turn + step) % count;
@@ -50,12 +61,22 @@ impl Route for LeastCost {
             if candidate.free == 0 {
                 continue;
             }
-            let done = (candidate.load_ms + work.cost_ms) / f64::from(candidate.slots.max(1));
+            let done = done(candidate);
             if best.is_none_or(|(least, _)| done < least) {
                 best = Some((done, index));
             }
         }
-        let (_, index) = best?;
+        let (least, index) = best?;
+        if let Some((last, times)) = self.last
+            && times < TOGETHER_MAX
+            && let Some(candidate) = candidates.get(last).filter(|candidate| candidate.free > 0)
+            && work.cost_ms <= TOGETHER_MS * f64::from(candidate.slots)
+            && done(candidate) <= least + TOGETHER_MS
+        {
+            self.last = Some((last, times + 1));
+            return Some(last);
+        }
+        self.last = Some((index, 1));
         self.turn = (index + 1) % count;
         Some(index)
     }
@@ -86,6 +107,24 @@ mod tests {
         let mut route = LeastCost::default();
         let (huge, small) = (candidate(9, 10, 60_000.0), candidate(9, 10, 50.0 * 10.0));
         assert_eq!(route.choose(&Work { cost_ms: 10.0 }, &[huge, small]), Some(1));
+    }
+
+    #[test]
+    fn short_tasks_travel_together_and_share_in_the_end() {
+        let mut route = LeastCost::default();
+        let mut candidates = [candidate(10_000, 32, 0.0); 4];
+        let mut rows = Vec::new();
+        for _ in 0..1_024 {
+            let index = route.choose(&Work { cost_ms: 0.02 }, &candidates).unwrap();
+            candidates[index].load_ms += 0.02;
+            candidates[index].free -= 1;
+            match rows.last_mut() {
+                Some((last, times)) if *last == index => *times += 1,
+                _ => rows.push((index, 1)),
+            }
+        }
+        assert!(rows.iter().all(|(_, times)| *times == TOGETHER_MAX), "{rows:?}");
+        assert!(candidates.iter().all(|candidate| candidate.free == 10_000 - 256), "{candidates:?}");
     }
 
     #[test]

@@ -33,6 +33,8 @@ const WAIT_MAX: Duration = Duration::from_millis(2_000);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// News of an executor's room of this age is no longer trusted: reservations last as long.
 const FRESH_FOR: Duration = Duration::from_millis(RESERVATION_MS as u64);
+/// How long offers wait for other claims of this pod that are under way, while it is busy.
+const GATHER_MAX: Duration = Duration::from_millis(1);
 /// Tasks that have lain in an inbox for this long are noted there, for those who ask where they are.
 const NOTE_AFTER: Duration = Duration::from_millis(250);
 /// Offers remembered until then; beyond it the oldest go without a note.
@@ -83,6 +85,10 @@ struct Inner {
     waiting: VecDeque<Parcel>,
     /// Room that claims under way have put aside.
     held: u32,
+    /// Claims under way.
+    claiming: u32,
+    /// Offers wait for the other claims under way; a timer stands behind them.
+    gathering: bool,
     /// A claim got nothing because others had put all room aside.
     starved: bool,
     route: LeastCost,
@@ -96,7 +102,7 @@ type Choices<'a> = (Vec<&'a str>, Vec<Candidate>, Vec<Candidate>);
 
 /// Room that a claim may use; given back when dropped.
 pub(crate) struct Hold<'a> {
-    dispatcher: &'a Dispatcher,
+    shared: &'a Arc<Shared>,
     pub any: u32,
     pub normal: u32,
     pub default_quota: Quota,
@@ -105,12 +111,18 @@ pub(crate) struct Hold<'a> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        let mut inner = self.dispatcher.inner.lock();
+        let dispatcher = &self.shared.dispatcher;
+        let mut inner = dispatcher.inner.lock();
         inner.held = inner.held.saturating_sub(self.any);
+        inner.claiming = inner.claiming.saturating_sub(1);
+        let all_here = inner.claiming == 0 && inner.gathering;
         let starved = std::mem::take(&mut inner.starved);
         drop(inner);
+        if all_here {
+            dispatcher.flush(self.shared);
+        }
         if starved {
-            self.dispatcher.tell_room();
+            dispatcher.tell_room();
         }
     }
 }
@@ -246,7 +258,7 @@ impl Dispatcher {
     }
 
     /// Puts room aside for one claim, and says how much of each queue may come.
-    pub fn hold(&self, most: u32) -> Hold<'_> {
+    pub fn hold<'a>(&self, shared: &'a Arc<Shared>, most: u32) -> Hold<'a> {
         let mut inner = self.inner.lock();
         let (mut credit, mut spare) = (0, 0);
         for outbox in inner.outboxes.values() {
@@ -258,19 +270,14 @@ impl Dispatcher {
         // Half of what is free, rounded up: loops that claim at the same time find some as well.
         let normal = free.div_ceil(2).min(most);
         let any = (normal + spare).min(most);
+        inner.claiming += 1;
         if self.draining.load(Ordering::Relaxed) {
-            return Hold {
-                dispatcher: self,
-                any: 0,
-                normal: 0,
-                default_quota: Quota::Closed,
-                quotas: Vec::new(),
-            };
+            return Hold { shared, any: 0, normal: 0, default_quota: Quota::Closed, quotas: Vec::new() };
         }
         inner.starved |= any == 0 && inner.held > 0;
         inner.held += any;
         let (default_quota, quotas) = quotas(&inner);
-        Hold { dispatcher: self, any, normal, default_quota, quotas }
+        Hold { shared, any, normal, default_quota, quotas }
     }
 
     /// Routes claimed tasks and starts to send them.
@@ -354,6 +361,29 @@ impl Dispatcher {
                 if parcel.urgent { outbox.urgent.push_back(parcel) } else { outbox.normal.push_back(parcel) }
             }
         }
+        // Other claims of this moment may bring more for the same executors.
+        let gather = inner.claiming > 1 && !shared.pace.gather().is_zero();
+        let first = gather && !std::mem::replace(&mut inner.gathering, true);
+        drop(inner);
+        if first {
+            let shared = Arc::clone(shared);
+            tokio::spawn(async move {
+                tokio::time::sleep(GATHER_MAX).await;
+                shared.dispatcher.flush(&shared);
+            });
+        } else if !gather {
+            self.flush(shared);
+        }
+        if !stranded.is_empty() {
+            let shared = Arc::clone(shared);
+            tokio::spawn(async move { shared.dispatcher.strand(stranded).await });
+        }
+    }
+
+    /// Starts to send what is queued.
+    fn flush(&self, shared: &Arc<Shared>) {
+        let mut inner = self.inner.lock();
+        inner.gathering = false;
         let ready: Vec<String> = inner
             .outboxes
             .iter_mut()
@@ -367,10 +397,6 @@ impl Dispatcher {
         for executor in ready {
             let shared = Arc::clone(shared);
             tokio::spawn(async move { shared.dispatcher.send(&shared, &executor).await });
-        }
-        if !stranded.is_empty() {
-            let shared = Arc::clone(shared);
-            tokio::spawn(async move { shared.dispatcher.strand(stranded).await });
         }
     }
 

@@ -30,7 +30,6 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
             ..Claim::new(&shared.settings.id, due::random_16())
         },
         seen: None,
-        claimed_at: None,
         room_seen: 0,
         opened: shared.dispatcher.opened(),
         wants_room: false,
@@ -57,8 +56,10 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
 enum Next {
     /// At once: something ripe is left.
     Now,
-    /// When Redis's clock shows this time, or at a wake-up.
+    /// When Redis's clock shows this time, or at a wake-up, or after the poll.
     At(UnixMs),
+    /// The same without the poll, for as long as wake-ups are known to arrive: nothing runs here.
+    Rest(UnixMs),
     /// When an executor has room, or after the poll.
     Room,
     /// After a while, wake-ups or not.
@@ -72,7 +73,6 @@ struct Loop {
     wakes: crate::store::Subscription,
     /// Redis's time as last seen, and when.
     seen: Option<(UnixMs, Instant)>,
-    claimed_at: Option<Instant>,
     /// How often room had become free when the last claim was made.
     room_seen: u64,
     /// Changes when a queue is served that was not.
@@ -88,7 +88,7 @@ impl Loop {
         self.room_seen = shared.dispatcher.room_version();
         self.opened.mark_unchanged();
         // Kept until what the claim brings is routed.
-        let mut hold = shared.dispatcher.hold(shared.settings.claim_rows);
+        let mut hold = shared.dispatcher.hold(&shared, shared.settings.claim_rows);
         self.claim.limit = hold.any;
         self.claim.normal_limit = hold.normal;
         self.claim.default_quota = hold.default_quota;
@@ -101,7 +101,6 @@ impl Loop {
         tracing::trace!(bucket = %self.bucket, limit = hold.any, default = ?hold.default_quota, "claimed");
         let metrics = metric::handles();
         metrics.claim_duration.record(start.elapsed().as_secs_f64());
-        self.claimed_at = Some(start);
         let next = match answer {
             Ok(ClaimAnswer::Held(claimed)) => {
                 self.backoff_ms = BACKOFF_MIN_MS;
@@ -174,6 +173,10 @@ impl Loop {
             // Ripe, and yet not granted: the quotas or the room forbade it.
             Some(due) if due <= claimed.now && (limit == 0 || starved) => Next::Room,
             Some(due) if due <= claimed.now && count == 0 => Next::After(Duration::from_millis(1)),
+            due if claimed.rests => {
+                let last = claimed.now.plus(limits::REST_MS.max(self.shared.settings.poll_ms));
+                Next::Rest(due.map_or(last, |due| due.min(last)))
+            }
             Some(due) => Next::At(due),
             None => Next::At(claimed.now.plus(self.shared.settings.poll_ms)),
         }
@@ -207,12 +210,26 @@ impl Loop {
                     () = tokio::time::sleep(wait) => true,
                 };
             }
-            Next::At(due) => {
-                let wait = self.shared.space.clock().until_ms(due.0);
-                let source = if wait >= poll { "poll" } else { "due" };
+            Next::At(due) | Next::Rest(due) => {
+                let rests = matches!(next, Next::Rest(_));
+                let (shared, wakes) = (Arc::clone(&self.shared), self.wakes.watch());
+                let nap = async move {
+                    loop {
+                        let wait = shared.space.clock().until_ms(due.0);
+                        tokio::time::sleep(wait.min(poll)).await;
+                        if wait < poll {
+                            return "due";
+                        }
+                        if !rests || !wakes.proved() {
+                            return "poll";
+                        }
+                        // Redis answered on the very connection that would wake this loop.
+                        shared.ready.worked(clock::mono());
+                    }
+                };
                 tokio::select! {
                     () = stop.cancelled() => return false,
-                    () = tokio::time::sleep(wait.min(poll)) => metrics.wakeups.add(source, 1),
+                    source = nap => metrics.wakeups.add(source, 1),
                     wake = self.wakes.recv() => {
                         if wake.is_none() {
                             return false;
@@ -231,15 +248,9 @@ impl Loop {
                 }
             }
         }
-        // A busy pod lets a few tasks gather for one call.
-        let gather = self.shared.pace.gather();
-        if let Some(before) = self.claimed_at
-            && !gather.is_zero()
-        {
-            let since = clock::mono().saturating_duration_since(before);
-            if since < gather {
-                tokio::time::sleep(gather - since).await;
-            }
+        // A busy pod lets a few tasks gather for one call, and its loops claim together.
+        if let Some(leave) = self.shared.pace.leave(clock::mono()) {
+            tokio::time::sleep_until(leave.into()).await;
         }
         true
     }

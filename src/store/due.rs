@@ -152,6 +152,8 @@ pub struct Claimed {
     pub next_due: Option<UnixMs>,
     /// Ripe tasks left in lanes that do not stand aside, at least; quotas may forbid them for now.
     pub backlog: u64,
+    /// Nothing of the bucket runs, and nothing stands in a lane: all there may be is due later.
+    pub rests: bool,
     /// Leases that had lapsed.
     pub reaped: u32,
     /// How far Redis's clock was from the expected time, where that was over 5 s.
@@ -203,6 +205,7 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     let mut fields = answer.ok()?;
     let next_due = fields.int("next due")?;
     let backlog = fields.int("backlog")?;
+    let rests = fields.int("rests")? == 1;
     let reaped = fields.int("reaped")?;
     let leap_ms = fields.int("leap")?;
     let mut tasks = Vec::with_capacity(fields.left() / 2);
@@ -217,6 +220,7 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
         now,
         next_due: (next_due >= 0).then_some(UnixMs(next_due)),
         backlog: u64::try_from(backlog).unwrap_or(0),
+        rests,
         reaped: u32::try_from(reaped).unwrap_or(0),
         leap_ms,
         tasks,
