@@ -105,7 +105,7 @@ pub async fn deliver(space: &Space, executor: &str, tasks: &[Granted]) -> Result
     }
     let want = u32::try_from(BATCH).unwrap_or(500);
     let [normal, urgent]: [Vec<Bytes>; 2] = offers;
-    match member::offer(space, POD, executor, &urgent, &normal, want).await? {
+    match member::offer(space, POD, executor, &urgent, &normal, want, 0).await? {
         OfferAnswer::Accepted { urgent: u, normal: n, .. } if u + n == tasks.len() => {}
         other => return Err(format!("the inbox took {other:?} of {}", tasks.len()).into()),
     }

@@ -12,6 +12,8 @@
 //! | `due:<minute>[u][.<second>[.<part>]]` | ZSET | id + lane, by due ms; `u` holds P0 and P1 |
 //! | `ready:<lane>` | ZSET | ripe ids of a lane with a backlog, by due ms |
 //! | `ring:<priority>` | ZSET | lanes with a backlog, by turn |
+//! | `held:<plan>` | ZSET | id + lane of tasks of a frozen plan that were set aside, by due ms |
+//! | `helds` | ZSET | plans that have such a set |
 //! | `parked` | SET | lanes with a backlog that may not be claimed |
 //! | `task:<home hour>` | HASH | id → spec |
 //! | `at` | HASH | id → due, lane, fence, failures, of tasks that are not at home |
@@ -37,6 +39,7 @@
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
+//! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
@@ -94,6 +97,10 @@ pub enum Kind {
     Ring,
     /// `parked`
     Parked,
+    /// `held:…`
+    Held,
+    /// `helds`
+    Helds,
     /// `task:…`
     Task,
     /// `at`
@@ -134,9 +141,9 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 12] = [
-        "meta", "agenda", "leases", "recents", "parked", "at", "run", "tries", "dead", "events", "counts",
-        "lock",
+    pub const SINGLE: [&'static str; 13] = [
+        "meta", "agenda", "leases", "recents", "parked", "helds", "at", "run", "tries", "dead", "events",
+        "counts", "lock",
     ];
 
     /// The kind of a name; nothing for a name that is none of ours.
@@ -153,6 +160,7 @@ impl Kind {
             ("leases", None) => Self::Leases,
             ("recents", None) => Self::Recents,
             ("parked", None) => Self::Parked,
+            ("helds", None) => Self::Helds,
             ("at", None) => Self::At,
             ("run", None) => Self::Run,
             ("tries", None) => Self::Tries,
@@ -163,6 +171,7 @@ impl Kind {
             ("due", Some(rest)) if is_due_name(rest) => Self::Due,
             ("ready", Some(rest)) if LaneCode::from_bytes(rest.as_bytes()).is_some() => Self::Ready,
             ("ring", Some("0" | "1" | "2" | "3" | "4" | "5")) => Self::Ring,
+            ("held", Some(rest)) if !rest.is_empty() => Self::Held,
             ("task", Some(rest)) if number(rest) => Self::Task,
             ("lease", Some(rest)) if number(rest) => Self::Lease,
             ("timer", Some(rest)) if number(rest) => Self::Timer,
@@ -185,6 +194,8 @@ impl Kind {
             | Self::Due
             | Self::Ready
             | Self::Ring
+            | Self::Held
+            | Self::Helds
             | Self::Timer
             | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
@@ -229,6 +240,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
             | ("spread", "spread")
             | ("freeze", "frozen")
             | ("pods" | "executors", "records" | "seen")
+            | ("queues", "records")
             | ("x", "slots" | "inbox" | "urgent")
     );
     match name {

@@ -140,6 +140,16 @@ pub const HTTP_BODY_MAX_BYTES: usize = 64 << 10;
 pub const READY_CAUSES_MAX: usize = 16;
 /// Most queues that are frozen at a time; freezing all needs one.
 pub const FROZEN_MAX: usize = 256;
+/// Most queues and downstreams of a namespace for which something is set: pods read them all at a change.
+pub const QUEUE_RECORDS_MAX: usize = 4_096;
+/// Longest record of what is set for one queue or downstream.
+pub const QUEUE_RECORD_MAX_BYTES: usize = 8 << 10;
+/// Age at which what is set for queues is asked for again, where no news came.
+pub const QUEUE_SETTINGS_KEPT_MS: u64 = 1_000;
+/// Longest text that says who did something or why.
+pub const CAUSE_MAX_BYTES: usize = 256;
+/// Longest address of a webhook.
+pub const URL_MAX_BYTES: usize = 2_048;
 
 /// Most task slots of one executor.
 pub const SLOTS_MAX: usize = 10_000;

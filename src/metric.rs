@@ -46,7 +46,7 @@ const LAG_SECONDS: &[f64] =
 pub const CLAIM_RESULTS: &[&str] = &["tasks", "empty", "not_holder", "settling", "error"];
 /// Why tasks were handed back uncounted.
 pub const HAND_BACK_CAUSES: &[&str] =
-    &["no_room", "no_executor", "stop", "dispatch_timeout", "lost", "frozen"];
+    &["no_room", "no_executor", "stop", "dispatch_timeout", "lost", "frozen", "paused"];
 /// How an ack was answered.
 pub const ACK_OUTCOMES: &[&str] =
     &["succeeded", "retrying", "dead", "cancelled", "skipped", "stale", "known"];
@@ -73,6 +73,7 @@ pub const SCRIPTS: &[&str] = &[
     "queue.lane",
     "queue.spread",
     "queue.freeze",
+    "queue.put",
     "dead.redrive",
     "dead.delete",
     "member.recall",

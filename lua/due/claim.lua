@@ -5,19 +5,21 @@
 --         8 bytes  9 holders  10 lock_ms  11 dispatch_ms  12 lease_ms  13 now expected by the caller, or ""
 --         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
---         27 n, n × (group, quota, quota)
--- gives   OK {stamp, next due or -1, backlog, 1 if nothing runs or stands in a lane, reaped, leap_ms, n × (head, spec)}
+--         27 n, n × (group, quota, quota)  then the signature of the frozen plans and their names
+-- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once,
+--         1 if nothing runs, stands in a lane or is held, n × (head, spec)}
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
--- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 80 due sets, 64 lanes a priority; reaps <= 250
+-- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 80 due sets, 64 lanes a priority; reaps <= 250;
+--         looks through <= 2,000 ripe specs for frozen plans, brings back <= 500 tasks of thawed ones
 -- events  claimed, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom
-local RIPEN, SETS, NEW_SETS, LANES, REAP, PIECES = 2000, 32, 8, 64, 250, 16
+local RIPEN, SETS, NEW_SETS, LANES, REAP, PIECES, SIFT, THAW, PLANS = 2000, 32, 8, 64, 250, 16, 2000, 500, 256
 local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
-local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'kept')
+local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig', 'kept')
 local clock = tonumber(meta[1] or 0)
 local lnow = clock > now and clock or now
 lease_now = lnow
@@ -73,7 +75,7 @@ local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0
 need('string', 'last:' .. pod)
 local last = call('GET', P .. 'last:' .. pod)
 if last and sub(last, 1, 16) == ARGV[4] then
-  local out = { 'OK', stamp, -1, 1, 0, 0, 0 }
+  local out = { 'OK', stamp, -1, 1, 0, 0, 0, 0 }
   for i = 27, #last, 16 do
     local id = sub(last, i, i + 15)
     local r = call('HGET', run, id)
@@ -207,6 +209,39 @@ if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
   call('HSET', KEYS[1], 'scanat', now13, 'scan', piece[1])
 end
 
+-- Tasks of frozen plans are set aside in `held:<plan>`, still pending; those of thawed ones come back to where their
+-- due time says, a stretch a visit.
+local plan_at, frozen, again, cut, aside = 28 + 3 * tonumber(ARGV[27]), nil, false, false, 0
+for i = plan_at + 1, #ARGV do
+  frozen = frozen or {}
+  frozen[ARGV[i]] = true
+end
+local function come_back(plan, most)
+  local key = P .. 'held:' .. plan
+  need('zset', 'held:' .. plan)
+  need('zset', 'agenda')
+  local got = call('ZRANGE', key, 0, most - 1, 'WITHSCORES')
+  for i = 1, #got, 2 do need_due(sub(got[i], 1, 16), tonumber(got[i + 1]), sub(got[i], 17, 20)) end
+  for i = 1, #got, 2 do due_put(sub(got[i], 1, 16), tonumber(got[i + 1]), sub(got[i], 17, 20)) end
+  call('ZREMRANGEBYRANK', key, 0, #got / 2 - 1)
+  count('held', -#got / 2)
+  if call('EXISTS', key) == 0 then call('ZREM', P .. 'helds', plan) end
+  return #got / 2
+end
+if meta[11] and meta[12] ~= ARGV[plan_at] then
+  safely(need, 'zset', 'helds')
+  local plans, left = call('ZRANGE', P .. 'helds', 0, PLANS), THAW
+  for _, plan in ipairs(plans) do
+    if left > 0 and not (frozen and frozen[plan]) then left = left - safely(come_back, plan, left) end
+  end
+  cut = left == 0 or #plans > PLANS
+  again = cut
+  if call('EXISTS', P .. 'helds') == 0 then
+    cut = false
+    call('HDEL', KEYS[1], 'held', 'heldsig')
+  elseif not cut then call('HSET', KEYS[1], 'heldsig', ARGV[plan_at]) end
+end
+
 -- 2. What the agenda says is due: due sets, timers, keys whose window ended.
 local minute = floor(now / 60000)
 local names = call('ZRANGE', agenda, '-inf', minute, 'BYSCORE', 'LIMIT', 0, SETS)
@@ -224,7 +259,7 @@ local function expire(key, id)
   local at = spec and at_of(id, spec)
   if spec then
     need_end(id, spec)
-    if not r then need_place(id, at.due, at.lane) end
+    if not r then need_place(id, at.due, at.lane, spec) end
   end
   call('ZREM', key, id)
   if not spec then return end
@@ -234,7 +269,7 @@ local function expire(key, id)
     gone = call('HDEL', run, id) == 1
     if gone then count('running', -1) end
   else
-    gone = unplace(id, at.due, at.lane)
+    gone = unplace(id, at.due, at.lane, spec)
     if gone then count('pending', -1) end
   end
   if gone then
@@ -275,8 +310,8 @@ for _, name in ipairs(names) do
   else
     local some
     for _, set in ipairs(due_sets(name)) do
-      -- What lapsed just now may be the first in its set.
-      if safely(need, 'zset', 'due:' .. set) > 0 or (reaped > 0 and call('EXISTS', P .. 'due:' .. set) == 1) then
+      -- What lapsed or was thawed just now may be the first in its set.
+      if safely(need, 'zset', 'due:' .. set) > 0 or ((reaped > 0 or meta[11]) and call('EXISTS', P .. 'due:' .. set) == 1) then
         local kind_ = string.find(set, 'u', 1, true) and urgent or normal
         kind_[#kind_ + 1] = set
         some = true
@@ -289,7 +324,7 @@ local sets = urgent
 for _, name in ipairs(normal) do sets[#sets + 1] = name end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
-if now - tonumber(meta[11] or 0) >= KEEP then call('HSET', KEYS[1], 'kept', now13) end
+if now - tonumber(meta[13] or 0) >= KEEP then call('HSET', KEYS[1], 'kept', now13) end
 local ten, olden = recent_ten(), {}
 for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
   if tonumber(t) > ten - 90 and safely(need, 'string', 'recent:' .. t) <= 53770 then break end
@@ -402,7 +437,7 @@ local chosen, chosen_n, from_lane, backlog, some = {}, 0, {}, 0, nil
 -- Large specs: the batch ends where its bytes would pass the cap.
 local big = limit * tonumber(meta[9] or 0) > tonumber(ARGV[8])
 -- A backlog that stands aside holds nobody up, unless it may come back now.
-local straight = not big and (ready == 0 or (
+local straight = not big and not frozen and (ready == 0 or (
   call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2', P .. 'ring:3', P .. 'ring:4', P .. 'ring:5') == 0
   and (meta[6] == ARGV[26] or call('EXISTS', P .. 'parked') == 0)))
 if straight then
@@ -514,6 +549,32 @@ else
     end
   end
   local full = false
+  -- Sets aside what is of a frozen plan before it is chosen, so that it holds nobody up; answers the others.
+  local sifted, sift_bytes = 0, 2 * bytes
+  local function sift(l, got)
+    local kept, key = {}, P .. 'ready:' .. l.lane
+    for _, id in ipairs(got) do
+      if sifted >= SIFT or sift_bytes <= 0 then
+        again, full = true, true
+        break
+      end
+      safely(need, 'hash', 'task:' .. shelf(id))
+      local spec = call('HGET', P .. 'task:' .. shelf(id), id)
+      sifted, sift_bytes = sifted + 1, sift_bytes - (spec and #spec or 0)
+      local plan = plan_of(spec)
+      if plan and frozen[plan] then
+        safely(need_all, 'zset', 'helds', 'held:' .. plan)
+        call('ZADD', P .. 'held:' .. plan, call('ZSCORE', key, id), id .. l.lane)
+        call('ZADD', P .. 'helds', 0, plan)
+        call('ZREM', key, id)
+        aside, l.all, l.size = aside + 1, l.all - 1, l.size - 1
+      else
+        kept[#kept + 1] = id
+      end
+    end
+    if l.all == 0 then call('ZREM', P .. 'ring:' .. l.level, l.lane) end
+    return kept
+  end
   local function take(l, n)
     local q = quota(l)
     if n > q then n = q end
@@ -523,19 +584,24 @@ else
     local key, got = P .. 'ready:' .. l.lane, nil
     local b = bound[l.lane]
     if now < clock and not (b and b < now) then b = now end
-    if b then got = call('ZRANGE', key, '-inf', b, 'BYSCORE', 'LIMIT', l.used, n)
-    else got = call('ZRANGE', key, l.used, l.used + n - 1) end
-    local m, lane = 0, l.lane
-    for _, id in ipairs(got) do
-      if big then
-        safely(need, 'hash', 'task:' .. shelf(id))
-        bytes = bytes - call('HSTRLEN', P .. 'task:' .. shelf(id), id)
-        if bytes < 0 and chosen_n > 0 then full = true break end
+    local m, lane, read = 0, l.lane, 0
+    repeat
+      local want = n - m
+      if b then got = call('ZRANGE', key, '-inf', b, 'BYSCORE', 'LIMIT', l.used + m, want)
+      else got = call('ZRANGE', key, l.used + m, l.used + n - 1) end
+      read = #got
+      if frozen then got = sift(l, got) end
+      for _, id in ipairs(got) do
+        if big then
+          safely(need, 'hash', 'task:' .. shelf(id))
+          bytes = bytes - call('HSTRLEN', P .. 'task:' .. shelf(id), id)
+          if bytes < 0 and chosen_n > 0 then full = true break end
+        end
+        chosen_n = chosen_n + 1
+        chosen[chosen_n] = id .. lane
+        m = m + 1
       end
-      chosen_n = chosen_n + 1
-      chosen[chosen_n] = id .. lane
-      m = m + 1
-    end
+    until not frozen or full or read < want or m == n
     l.used = l.used + m
     spend(l, m)
     return m
@@ -589,9 +655,15 @@ else
   end
 end
 
+if aside > 0 then
+  count('ready', -aside)
+  count('held', aside)
+  if not cut then call('HSET', KEYS[1], 'held', '1', 'heldsig', ARGV[plan_at]) end
+end
+
 -- 6. Specs, by home hour. What has none is damage: dropped, counted, never granted.
 local n = chosen_n
-local out = { 'OK', stamp, -1, 0, 0, reaped, leap }
+local out = { 'OK', stamp, -1, 0, reaped, leap, 0, 0 }
 if n > 0 then
   local ids, specs, first, same, minute_ = {}, nil, shelf(chosen[1]), true, sub(chosen[1], 1, 5)
   for i = 1, n do
@@ -674,7 +746,7 @@ if n > 0 then
       g = g + 1
       granted[g] = id
       hset[2 * g - 1], hset[2 * g] = id, r
-      out[2 * g + 6], out[2 * g + 7] = head, spec
+      out[2 * g + 7], out[2 * g + 8] = head, spec
     end
   end
   if g > 0 then
@@ -721,8 +793,9 @@ if backlog == 0 and not truncated then
 end
 out[3] = next_due
 out[4] = truncated and backlog + 1 or backlog
-local rests = running + (delta.running or 0) <= 0 and ready_before + (delta.ready or 0) <= 0
-out[5] = rests and 1 or 0
+out[7] = again and 1 or 0
+local rests = running + (delta.running or 0) <= 0 and ready_before + (delta.ready or 0) <= 0 and not meta[11] and aside == 0
+out[8] = rests and 1 or 0
 local poll = now + (rests and REST or lock_ms)
-permit_put((backlog > 0 or truncated) and 0 or (next_due >= 0 and next_due < poll and next_due or poll))
+permit_put((backlog > 0 or truncated or again) and 0 or (next_due >= 0 and next_due < poll and next_due or poll))
 return out

@@ -17,7 +17,7 @@ for i = 4, #ARGV do
   local state, spec, at = find(id)
   states[i], specs[i], ats[i] = state, spec, at
   if state == 'P' then
-    need_place(id, at.due, at.lane)
+    need_place(id, at.due, at.lane, spec)
     need_end(id, spec)
   elseif state == '?' and not gone[id] then
     gone[id] = true
@@ -30,7 +30,7 @@ for i = 4, #ARGV do
   local id, state, at = ARGV[i], states[i], ats[i]
   if state == 'P' then
     if not seen[id] then
-      unplace(id, at.due, at.lane)
+      unplace(id, at.due, at.lane, specs[i])
       finish(id, specs[i], 'C', at.fence)
       cancelled = cancelled + 1
       rares[#rares + 1] = rare(id, NO_GRANT, 'C', 0, ARGV[3])

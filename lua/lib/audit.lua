@@ -94,8 +94,9 @@ local function judge(id, place, member, spec, lease)
   local base = due_base(format('%.0f', floor(at.due / 60000)), at.lane)
   local second = due_second(base, at.due)
   local places, stray = {}, met and place or nil
-  for _, name in ipairs({ 'due:' .. base, 'due:' .. second, 'due:' .. due_fine(second, id), 'ready:' .. at.lane }) do
-    if look('ZSCORE', P .. name, sub(name, 1, 4) == 'due:' and id .. at.lane or id) then
+  local plan = plan_of(spec)
+  for _, name in ipairs({ 'due:' .. base, 'due:' .. second, 'due:' .. due_fine(second, id), 'ready:' .. at.lane, plan and 'held:' .. plan }) do
+    if look('ZSCORE', P .. name, sub(name, 1, 6) == 'ready:' and id or id .. at.lane) then
       places[#places + 1] = name
       if name == place then stray = nil end
     end

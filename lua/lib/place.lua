@@ -19,8 +19,12 @@ local function need_due(id, due, lane)
   local second = due_second(base, due)
   if need('zset', 'due:' .. second) >= SPLIT - 1000 then need('zset', 'due:' .. due_fine(second, id)) end
 end
+-- The plan of a task, if it has one.
+local function plan_of(spec) return spec and byte(spec, 2) % 8 >= 4 and spec_options(spec).plan or nil end
 -- What taking a task out of its place would look at and write.
-local function need_place(id, due, lane)
+local function need_place(id, due, lane, spec)
+  local plan = plan_of(spec)
+  if plan then need_all('zset', 'helds', 'held:' .. plan) end
   local base = due_base(format('%.0f', floor(due / 60000)), lane)
   local second = due_second(base, due)
   need_all('zset', 'due:' .. base, 'due:' .. second, 'due:' .. due_fine(second, id), 'ready:' .. lane, 'ring:' .. level(lane))
@@ -41,7 +45,7 @@ local function lane_put(id, due, lane)
   if call('ZADD', key, due, id) == 1 then call('HINCRBY', P .. 'counts', 'ready', 1) end
 end
 -- Takes a pending task out of its place; answers where it was, or nothing.
-local function unplace(id, due, lane)
+local function unplace(id, due, lane, spec)
   local base = due_base(format('%.0f', floor(due / 60000)), lane)
   local second = due_second(base, due)
   for _, name in ipairs({ base, second, due_fine(second, id) }) do
@@ -59,5 +63,11 @@ local function unplace(id, due, lane)
       call('SREM', P .. 'parked', lane)
     end
     return 'ready:' .. lane
+  end
+  local plan = plan_of(spec)
+  if plan and call('ZREM', P .. 'held:' .. plan, id .. lane) == 1 then
+    call('HINCRBY', P .. 'counts', 'held', -1)
+    if call('EXISTS', P .. 'held:' .. plan) == 0 then call('ZREM', P .. 'helds', plan) end
+    return 'held:' .. plan
   end
 end

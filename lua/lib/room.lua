@@ -1,6 +1,6 @@
 -- lib/room: how many tasks an executor may still be given, and who has reserved them.
 -- hash `slots`: cap (most in hand and inbox), hand (popped, not finished), bytes (in the inbox), till (alive),
--- nap ("1": a push must wake it), r:<pod> = count 6 + until 13: reserved, h:<pod> = until 13: waits for room
+-- nap ("1": a push must wake it), epoch and epochtill (until then offers under an older freeze are refused), r:<pod> = count 6 + until 13: reserved, h:<pod> = until 13: waits for room
 local SLOTS = P .. 'slots'
 local function room()
   local all, s = call('HGETALL', SLOTS), { reserved = 0, mine = {}, hungry = {} }

@@ -2,16 +2,18 @@
 -- moves   none (the grant's phase is in the bucket)
 -- keys    1 {namespace:x:executor}:meta   2 …:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 pod  3 reservation wanted afterwards, 0 if nothing waits  4 reservation lasts ms  5 bytes allowed in the inbox
---         6 n of urgent offers  7 bytes of all offers
---         8… offers, urgent ones first
+--         6 n of urgent offers  7 bytes of all offers  8 epoch of the freeze that the pod follows
+--         9… offers, urgent ones first
 -- gives   OK {stamp, first urgent ones accepted, first others accepted, reserved afterwards, free and unreserved}  |  GONE {stamp}: the executor is lost or leaves
+--         FROZEN {stamp}: something was frozen that the pod has not heard of
 -- bound   offers <= batch_max_rows; inbox <= its capacity and bytes
 -- events  none
 -- memory  allow-oom
 local args = ARGV
-local pod, want, n = args[2], tonumber(args[3]), #args - 7
+local pod, want, n = args[2], tonumber(args[3]), #args - 8
 local s = room()
 if not s.till or s.till < now then return { 'GONE', stamp } end
+if s.epoch and s.epoch > tonumber(args[8]) and s.epochtill > now and n > 0 then return { 'FROZEN', stamp } end
 local reserved = s.mine[pod] or 0
 local may, bytes = reserved + (s.free > 0 and s.free or 0), s.bytes or 0
 -- Urgent ones may also use the slots kept for them.
@@ -24,7 +26,7 @@ if split <= may + spare and n - split <= may - (split > spare and split - spare 
   urgent, normal, bytes = split, n - split, bytes + size_all
 else
   for i = 1, n do
-    local size = #args[7 + i]
+    local size = #args[8 + i]
     local room_left = i <= split and may + spare or may - (urgent > spare and urgent - spare or 0) - normal
     if (i <= split and urgent >= room_left) or (i > split and room_left <= 0) then
       if i > split then break end
@@ -36,8 +38,8 @@ else
     end
   end
 end
-if urgent > 0 then call('RPUSH', P .. 'urgent', unpack(args, 8, 7 + urgent)) end
-if normal > 0 then call('RPUSH', P .. 'inbox', unpack(args, 8 + split, 7 + split + normal)) end
+if urgent > 0 then call('RPUSH', P .. 'urgent', unpack(args, 9, 8 + urgent)) end
+if normal > 0 then call('RPUSH', P .. 'inbox', unpack(args, 9 + split, 8 + split + normal)) end
 local rest = may - normal - (urgent > spare and urgent - spare or 0)
 local keep = want < rest and want or rest
 if keep > 0 then call('HSET', SLOTS, 'r:' .. pod, format('%06.0f%013.0f', keep, now + tonumber(ARGV[4])))

@@ -1,14 +1,14 @@
 -- read/law: a bucket's counters beside what its places hold, in one moment or in pieces of a quiet time.
 -- moves   none
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
--- args    1 now_ms or ""  2 rank in the agenda to go on from  3… places that nothing lists: due:<name>, ready:<lane>
--- gives   OK {stamp, signature, next rank or -1, due, ready or -1 (too many lanes), running, dead, counts (flat)}
---         due, ready, running, dead: of this piece; the signature is the same while nothing moves
--- bound   1,000 entries of the agenda, 5,000 lanes, 500 further places
+-- args    1 now_ms or ""  2 rank in the agenda to go on from  3… places that nothing lists: due:<name>, ready:<lane>, held:<plan>
+-- gives   OK {stamp, signature, next rank or -1, due, ready or -1 (too many lanes), held or -1, running, dead, counts (flat)}
+--         due, ready, held, running, dead: of this piece; the signature is the same while nothing moves
+-- bound   1,000 entries of the agenda, 5,000 lanes, 5,000 plans, 500 further places
 -- events  none
 -- memory  no-writes
 local PIECE, LANES = 1000, 5000
-local rank, due, ready, running, dead = tonumber(ARGV[2]), 0, 0, 0, 0
+local rank, due, ready, held, running, dead = tonumber(ARGV[2]), 0, 0, 0, 0, 0
 local names = call('ZRANGE', P .. 'agenda', rank, rank + PIECE - 1)
 for _, name in ipairs(names) do
   local kind = sub(name, 1, 1)
@@ -29,9 +29,14 @@ if rank == 0 then
       if not call('ZSCORE', P .. 'ring:' .. level(lane), lane) then ready = ready + call('ZCARD', P .. 'ready:' .. lane) end
     end
   end
+  local plans = call('ZRANGE', P .. 'helds', 0, LANES)
+  for _, plan in ipairs(plans) do held = held + call('ZCARD', P .. 'held:' .. plan) end
+  if #plans > LANES then held = -1 end
   for i = 3, #ARGV do
-    local n = call('ZCARD', P .. ARGV[i])
-    if sub(ARGV[i], 1, 4) == 'due:' then due = due + n elseif ready >= 0 then ready = ready + n end
+    local n, kind = call('ZCARD', P .. ARGV[i]), sub(ARGV[i], 1, 4)
+    if kind == 'due:' then due = due + n
+    elseif kind == 'held' then held = held >= 0 and held + n or held
+    elseif ready >= 0 then ready = ready + n end
   end
   running, dead = call('HLEN', P .. 'run'), call('ZCARD', P .. 'dead')
 end
@@ -40,4 +45,4 @@ local sign = {}
 for i = 1, #counts, 2 do sign[#sign + 1] = counts[i] .. '=' .. counts[i + 1] end
 table.sort(sign)
 sign[#sign + 1] = last[1] and last[1][1] or ''
-return { 'OK', stamp, redis.sha1hex(table.concat(sign, ' ')), next_rank, due, ready, running, dead, counts }
+return { 'OK', stamp, redis.sha1hex(table.concat(sign, ' ')), next_rank, due, ready, held, running, dead, counts }

@@ -2,7 +2,7 @@
 -- moves   none
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2… names behind the tag
--- gives   OK {stamp, n × (type, elements or bytes, 0 if the agenda, ring or dead should list it and does not)}
+-- gives   OK {stamp, n × (type, elements or bytes, 0 if the agenda, ring, dead or helds should list it and does not)}
 -- bound   names <= 500
 -- events  none
 -- memory  no-writes
@@ -21,6 +21,7 @@ for i = 2, #ARGV do
   elseif kind == 'timer' then entry = lists('agenda', 't' .. rest)
   elseif kind == 'keyend' then entry = lists('agenda', 'k' .. rest)
   elseif kind == 'recent' then entry = lists('recents', rest)
+  elseif kind == 'held' then entry = lists('helds', rest)
   elseif kind == 'lease' then entry = lists('leases', rest)
   elseif kind == 'dead' then entry = lists('dead', rest)
   elseif kind == 'ready' and #rest == 4 and string.find(rest, '^[%w_%-]+$') then

@@ -78,10 +78,13 @@ pub enum Command {
     Cancel(IdArgs),
     /// Change when a task is due
     Reschedule(RescheduleArgs),
-    /// Let nothing more of a queue or of everything start; what runs goes on
+    /// Let nothing more of a queue, a plan or of everything start; what runs goes on
     Freeze(FreezeArgs),
     /// Let what was frozen start again
     Thaw(FreezeArgs),
+    /// Queues: list, show, set, pause, resume
+    #[command(subcommand)]
+    Queue(super::queue::QueueCommand),
     /// Tell a task's whole life, with causes
     Trace(IdArgs),
     /// Dead letters: list, show, redrive, delete
@@ -107,15 +110,19 @@ pub enum Command {
 
 /// What to freeze or thaw.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("scope").required(true).args(["queue", "all"])), after_help = "\
+#[command(group(ArgGroup::new("scope").required(true).args(["queue", "plan", "all"])), after_help = "\
 Nothing more starts within a second; offers that have not started come back out of the inboxes.
 Examples:
   minutehand freeze --queue push.sms --why 'gateway is down'
+  minutehand freeze --plan spring-sale --why 'wrong text'
   minutehand thaw --queue push.sms")]
 pub struct FreezeArgs {
     /// This queue
     #[arg(long, value_name = "NAME")]
     pub queue: Option<String>,
+    /// The tasks that were submitted or imported under this plan
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
     /// Everything in the namespace
     #[arg(long)]
     pub all: bool,
@@ -391,6 +398,9 @@ pub struct SubmitArgs {
     /// Label an executor must have; may be given several times
     #[arg(long, value_name = "LABEL")]
     pub label: Vec<String>,
+    /// Plan it belongs to: all tasks of a plan can be frozen as one
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
     /// Text, @FILE for a file's content, or - for stdin; at most 1 MiB
     #[arg(long, default_value = "", value_name = "TEXT|@FILE|-", allow_hyphen_values = true)]
     pub payload: String,
@@ -439,6 +449,9 @@ pub struct ImportArgs {
     /// Column of the idempotency key; keys are kept for 7 days after their task ended
     #[arg(long, value_name = "COLUMN")]
     pub key: Option<String>,
+    /// Plan that all tasks belong to: they can be frozen as one
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
     /// Priority of all tasks [default: P3]
     #[arg(long, value_name = "P0-P5", conflicts_with = "priority_column")]
     pub priority: Option<String>,
@@ -598,6 +611,9 @@ mod tests {
             "minutehand status --output json",
             "minutehand check",
             "minutehand config show --origin",
+            "minutehand queue list --output json",
+            "minutehand queue set Q --retries 5 --lease auto",
+            "minutehand queue pause Q --why x",
         ] {
             assert!(parse(line).is_ok(), "{line}: {:?}", parse(line).unwrap_err());
         }

@@ -3,15 +3,16 @@
 use super::args::{FreezeArgs, Output};
 use super::error::{CliError, Exit};
 use super::{connect, render};
-use crate::model::QueueName;
+use crate::model::{PlanName, QueueName};
 use crate::settings::Loaded;
 use crate::store::queue::Scope;
 
 /// Freezes or thaws, and says what is frozen now.
 pub async fn run(args: &FreezeArgs, freeze: bool, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
-    let scope = match &args.queue {
-        Some(queue) => Scope::Queue(QueueName::new(queue)?),
-        None => Scope::All,
+    let scope = match (&args.queue, &args.plan) {
+        (Some(queue), _) => Scope::Queue(QueueName::new(queue)?),
+        (_, Some(plan)) => Scope::Plan(PlanName::new(plan)?),
+        _ => Scope::All,
     };
     let client = connect::client(loaded).await?;
     let who = connect::who();
@@ -25,6 +26,7 @@ pub async fn run(args: &FreezeArgs, freeze: bool, loaded: &Loaded, output: Outpu
         let name = match &scope {
             Scope::All => "everything".to_owned(),
             Scope::Queue(queue) => format!("queue {queue}"),
+            Scope::Plan(plan) => format!("plan {plan}"),
         };
         let mut lines = vec![match (freeze, frost.changed) {
             (true, true) => format!("{name} is frozen: nothing more of it starts"),

@@ -14,6 +14,7 @@ mod freeze;
 mod get;
 pub mod import;
 pub mod input;
+pub mod queue;
 pub mod render;
 mod reschedule;
 mod serve;
@@ -119,7 +120,8 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
             import::command::plan(args, crate::model::UnixMs(0))?;
             let client = connect::client(loaded).await?;
             let any = crate::model::QueueName::new("any")?;
-            let template = connect::task(&loaded.settings, any)?;
+            let plan = args.plan.as_deref().map(crate::model::PlanName::new).transpose()?;
+            let template = crate::client::NewTask { plan, ..connect::task(&loaded.settings, any)? };
             let now = crate::model::UnixMs(client.space().clock().now_ms());
             import::command::run(args, now, import::sink::ClientSink::new(client, template), output).await
         }
@@ -128,6 +130,7 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
         Command::Freeze(args) => freeze::run(args, true, loaded, output).await,
         Command::Thaw(args) => freeze::run(args, false, loaded, output).await,
+        Command::Queue(command) => queue::run(command, loaded, output).await,
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,
         Command::Events(command) => events::run(command, loaded, output).await,

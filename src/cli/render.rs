@@ -286,6 +286,9 @@ pub fn status(value: &Value) -> String {
         let (scope, since, who) = (part("scope"), part("since"), part("who"));
         out.push_str(&format!("FROZEN {scope} since {since} by {who}{}\n", cause.unwrap_or_default()));
     }
+    for held in list("held") {
+        out.push_str(&format!("HELD {}\n", safe(held["why"].as_str().unwrap_or_default())));
+    }
     let text = |value: &Value| value.as_u64().map_or_else(|| plain(value), |n| n.to_string());
 
     out.push_str(&format!("\nPODS: {}\n", list("pods").len()));

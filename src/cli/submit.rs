@@ -6,7 +6,7 @@ use super::input::{When, payload, when};
 use super::{connect, render};
 use crate::client::{Due, NewTask};
 use crate::limits;
-use crate::model::{Key, Labels, QueueName};
+use crate::model::{Key, Labels, PlanName, QueueName};
 use crate::settings::Loaded;
 
 /// Makes a task of options. Everything is checked before Redis is asked.
@@ -18,6 +18,7 @@ pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
         priority: args.priority.parse()?,
         due: due(when(&args.due)?),
         key,
+        plan: args.plan.as_deref().map(PlanName::new).transpose()?,
         payload: payload(&args.payload)?,
         ..connect::task(&loaded.settings, QueueName::new(&args.queue)?)?
     })

@@ -4,13 +4,17 @@
 
 mod dead;
 mod history;
+mod holds;
 mod query;
+mod queues;
 mod stream;
 mod submit;
 
 pub use dead::{DeadFilter, DeadView, Redriven};
 pub use history::{EventTail, Trace};
+pub use holds::{HeldQueue, Holds};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
+pub use queues::{QueueChange, QueueView};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, NewTask, SubmitError, Submitted};
 

@@ -1,9 +1,10 @@
 //! Looking: one task, and how things stand.
 
+use super::holds::{HeldQueue, Holds};
 use super::{Client, ClientError, repeat};
-use crate::model::{Bucket, Labels, LaneCode, Phase, Priority, Spec, State, TaskId, UnixMs};
+use crate::model::{Bucket, Labels, LaneCode, Phase, PlanName, Priority, Spec, State, TaskId, UnixMs};
 use crate::store::member::{ExecutorRecord, PodRecord};
-use crate::store::queue::{self, Freeze, Frozen};
+use crate::store::queue::Frozen;
 use crate::store::read::{self, Attempt, BucketCounts, Found, Lags};
 use crate::store::{Space, StoreError, member};
 use serde::{Serialize, Serializer};
@@ -18,6 +19,9 @@ pub struct TaskView {
     pub state: State,
     /// The state in everyday words: scheduled, ready, retrying, held, or how far a running one is.
     pub view: &'static str,
+    /// What holds it back, if something does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held: Option<String>,
     /// Its queue; not known once it has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
@@ -43,7 +47,7 @@ pub struct TaskView {
     pub key: Option<String>,
     /// Its plan.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub plan: Option<String>,
+    pub plan: Option<PlanName>,
     /// Pod or executor that holds it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
@@ -95,7 +99,7 @@ pub struct Counts {
     pub ready: i64,
     /// Pending after a failure. Approximate.
     pub retrying: i64,
-    /// Ripe in a lane that may not be claimed. Approximate.
+    /// Ripe in a lane that may not be claimed, or of a frozen plan. Approximate.
     pub held: i64,
     /// Granted.
     pub running: i64,
@@ -115,17 +119,18 @@ pub struct Counts {
 
 impl Counts {
     /// The counters of one bucket.
-    fn of(bucket: &BucketCounts, freeze: &Freeze, space: &Space) -> Self {
-        // Lanes stand aside because they are frozen, or because nobody serves them; only the former are held.
+    fn of(bucket: &BucketCounts, holds: &Holds, space: &Space) -> Self {
+        // Lanes stand aside because they are held, or because nobody serves them; only the former count as such.
         let frozen = |lane: &LaneCode| {
             let group = space.known_name(lane.group());
-            freeze.all() || group.is_some_and(|group| freeze.of_queue(&group.queue).is_some())
+            holds.all() || group.is_some_and(|group| holds.of_queue(&group.queue).is_some())
         };
         let lanes = bucket.parked.iter().chain(&bucket.ready);
-        let held: i64 = lanes.filter(|(lane, _)| frozen(lane)).map(|(_, size)| *size as i64).sum();
+        let aside: i64 = lanes.filter(|(lane, _)| frozen(lane)).map(|(_, size)| *size as i64).sum();
+        let held = aside + bucket.count("held");
         let pending = bucket.count("pending");
         let retrying = bucket.tries.min(pending);
-        let ready = (bucket.count("ready") - held).max(0);
+        let ready = (bucket.count("ready") - aside).max(0);
         Self {
             submitted: bucket.count("submitted"),
             waiting: bucket.count("waiting"),
@@ -244,6 +249,8 @@ pub struct Status {
     pub buckets: Vec<BucketStatus>,
     /// What is frozen.
     pub frozen: Vec<Frozen>,
+    /// Queues of which nothing is claimed now, and why.
+    pub held: Vec<HeldQueue>,
     /// Live pods.
     pub pods: Vec<PodRecord>,
     /// Live executors.
@@ -270,32 +277,32 @@ impl Client {
     pub async fn counts(&self) -> Result<(Counts, LagStatus), ClientError> {
         let (mut counts, mut lags) = (Counts::default(), Lags::default());
         let space = self.space();
-        let freeze = self.freezes().await?;
+        let holds = self.holds().await?;
         for (_, bucket) in all_counts(space).await? {
-            counts.add(&Counts::of(&bucket, &freeze, space));
+            counts.add(&Counts::of(&bucket, &holds, space));
             lags.merge(&bucket.lags);
         }
         Ok((counts, LagStatus::of(&lags)))
     }
 
-    /// What is frozen, with the names of the queues at hand.
-    async fn freezes(&self) -> Result<Freeze, StoreError> {
-        let freeze = queue::frozen(self.space()).await?;
-        if !freeze.frozen.is_empty() {
+    /// What holds queues back, with their names at hand.
+    async fn holds(&self) -> Result<Holds, StoreError> {
+        let holds = Holds::read(self.space()).await?;
+        if !holds.is_empty() {
             self.space().groups().await?;
         }
-        Ok(freeze)
+        Ok(holds)
     }
 
     /// How things stand.
     pub async fn status(&self) -> Result<Status, ClientError> {
         let space = self.space();
         space.refresh_spread().await?;
-        let freeze = self.freezes().await?;
+        let holds = self.holds().await?;
         let (mut counts, mut lags, mut buckets, mut now) =
             (Counts::default(), Lags::default(), Vec::new(), UnixMs(space.clock().now_ms()));
         for (bucket, found) in all_counts(space).await? {
-            let own = Counts::of(&found, &freeze, space);
+            let own = Counts::of(&found, &holds, space);
             counts.add(&own);
             lags.merge(&found.lags);
             now = now.max(found.now);
@@ -319,7 +326,8 @@ impl Client {
             approximate: ["scheduled", "ready", "retrying", "held"],
             lag_ms: LagStatus::of(&lags),
             buckets,
-            frozen: freeze.frozen,
+            held: holds.list(),
+            frozen: holds.freeze.frozen,
             pods,
             executors,
             redis: RedisStatus {
@@ -366,13 +374,19 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
     let due = found.place.map(|place| place.due).or(spec.as_ref().map(|spec| spec.due));
     let failures = found.place.map_or(0, |place| place.failures);
     let plan = spec.as_ref().and_then(|spec| spec.plan.clone());
-    let freeze = queue::frozen(space).await?;
-    let held = group.as_ref().is_some_and(|group| freeze.of_queue(&group.queue).is_some());
+    let holds = match found.state {
+        State::Pending => Holds::read(space).await?,
+        _ => Holds::default(),
+    };
+    let held = group
+        .as_ref()
+        .and_then(|group| holds.of_queue(&group.queue))
+        .or_else(|| holds.of_plan(plan.as_ref()?));
     let view = match (found.state, &found.run) {
         (State::Running, Some(run)) if run.phase == Phase::Claimed => "claimed",
         (State::Running, Some(run)) if run.phase == Phase::Offered => "offered",
         (State::Running, _) => "started",
-        (State::Pending, _) if held => "held",
+        (State::Pending, _) if held.is_some() => "held",
         (State::Pending, _) if due.is_some_and(|due| due > found.now) && failures > 0 => "retrying",
         (State::Pending, _) if due.is_some_and(|due| due > found.now) => "scheduled",
         (State::Pending, _) => "ready",
@@ -383,6 +397,7 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         id,
         state: found.state,
         view,
+        held,
         queue: group.map(|group| group.queue.to_string()),
         labels: labels.as_slice().to_vec(),
         priority: lane.map(LaneCode::priority),

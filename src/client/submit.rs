@@ -8,7 +8,8 @@ use crate::model::field::{FieldError, Reason};
 use crate::model::lane::Tier;
 use crate::model::spec::{Extras, check_key};
 use crate::model::{
-    Bucket, Durability, Key, Labels, LaneCode, LaneGroup, Priority, QueueName, Retry, Spec, TaskId, UnixMs,
+    Bucket, Durability, Key, Labels, LaneCode, LaneGroup, PlanName, Priority, QueueName, Retry, Spec, TaskId,
+    UnixMs,
 };
 use crate::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
 use crate::store::{Shortfall, Space, StoreError};
@@ -75,7 +76,7 @@ pub struct NewTask {
     /// Placement key: recipient, tenant or order.
     pub placement: Option<Bytes>,
     /// Plan it belongs to.
-    pub plan: Option<String>,
+    pub plan: Option<PlanName>,
     /// Total time-out: it expires this long after it was due, wherever it is then.
     pub expire_after_ms: Option<i64>,
     /// It is skipped when it has not started this long after it was due.

@@ -13,7 +13,7 @@
 use super::handler::{Handler, Signal, Stop};
 use super::link::{Offer, StartAnswer, StartRow};
 use crate::limits;
-use crate::model::{Bucket, ExecutionId, Grant, Labels, QueueName, Spec, TaskId, UnixMs};
+use crate::model::{Bucket, ExecutionId, Grant, Labels, PlanName, QueueName, Spec, TaskId, UnixMs};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -507,14 +507,14 @@ impl Hands {
         back
     }
 
-    /// Takes back what waits for a slot and is of a queue that `frozen` says is frozen: it must be handed back.
-    pub fn withdraw(&self, frozen: impl Fn(&QueueName) -> bool) -> Vec<(TaskId, Grant)> {
+    /// Takes back what waits for a slot and is of a queue and a plan that `frozen` says are frozen: it must be handed back.
+    pub fn withdraw(&self, frozen: impl Fn(&QueueName, Option<&str>) -> bool) -> Vec<(TaskId, Grant)> {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let mut back = Vec::new();
         for class in [URGENT, NORMAL] {
             for task in std::mem::take(&mut inner.waiting[class]) {
-                if !frozen(&task.route.queue.name) {
+                if !frozen(&task.route.queue.name, task.spec.plan.as_ref().map(PlanName::as_str)) {
                     inner.waiting[class].push_back(task);
                 } else if inner.held.get(&task.execution).is_some_and(|held| held.phase == Phase::Waiting) {
                     inner.drop_waiting(&task.execution);

@@ -222,7 +222,7 @@ async fn run_one<L: Link>(core: &Arc<Core<L>>, pool: Pool, job: Job) -> Option<J
         attempt: job.task.attempt,
         key: spec.key.map(|key| key.bytes),
         placement: spec.placement,
-        plan: spec.plan,
+        plan: spec.plan.map(|plan| plan.to_string()),
         deadline: spec.deadline,
         timeout_ms: spec.timeout_ms,
         extras: spec.extras,

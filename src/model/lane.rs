@@ -83,6 +83,35 @@ impl QueueName {
     }
 }
 
+/// A checked name of a plan: of the same letters as a queue's.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PlanName(Arc<str>);
+
+impl PlanName {
+    /// Checks a name.
+    pub fn new(name: &str) -> Result<Self, FieldError> {
+        check_name("plan", name, limits::PLAN_MAX_BYTES)?;
+        Ok(Self(name.into()))
+    }
+
+    /// Its text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PlanName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Serialize for PlanName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
 /// Checks a queue, label or plan name.
 pub fn check_name(field: &'static str, name: &str, max_bytes: usize) -> Result<(), FieldError> {
     if name.len() > max_bytes {

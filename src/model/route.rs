@@ -45,6 +45,13 @@ pub struct LeastCost {
     last: Option<(usize, u32)>,
 }
 
+impl LeastCost {
+    /// The next task follows none: what went before has left already.
+    pub fn part(&mut self) {
+        self.last = None;
+    }
+}
+
 impl Route for LeastCost {
     fn name(&self) -> &'static str {
         "least_cost"

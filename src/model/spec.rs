@@ -28,7 +28,7 @@
 //! | 0x80 | extras that only clients and executors read: length (2), a msgpack map |
 
 use super::field::{FieldError, Reason};
-use super::lane::{LaneCode, check_name};
+use super::lane::{LaneCode, PlanName};
 use super::retry::{Growth, Retry};
 use super::slice::UnixMs;
 use crate::limits;
@@ -108,7 +108,7 @@ pub struct Spec {
     /// Placement key.
     pub placement: Option<Bytes>,
     /// Plan it belongs to.
-    pub plan: Option<String>,
+    pub plan: Option<PlanName>,
     /// After this instant the task expires, wherever it is.
     pub deadline: Option<UnixMs>,
     /// After this instant the task is skipped if it has not started.
@@ -190,9 +190,6 @@ impl Spec {
         if let Some(placement) = &self.placement {
             check_key("placement", placement)?;
         }
-        if let Some(plan) = &self.plan {
-            check_name("plan", plan, limits::PLAN_MAX_BYTES)?;
-        }
         if let Some(lease) = self.lease_ms
             && !(limits::LEASE_MIN_MS..=limits::LEASE_MAX_MS).contains(&i64::from(lease))
         {
@@ -252,8 +249,8 @@ impl Spec {
             out.extend_from_slice(placement);
         }
         if let Some(plan) = &self.plan {
-            out.put_u8(plan.len() as u8);
-            out.extend_from_slice(plan.as_bytes());
+            out.put_u8(plan.as_str().len() as u8);
+            out.extend_from_slice(plan.as_str().as_bytes());
         }
         for at in [self.deadline, self.start_before].into_iter().flatten() {
             out.put_uint(at.0.max(0) as u64, 6);
@@ -273,6 +270,24 @@ impl Spec {
     pub fn peek_due(bytes: &[u8], home: UnixMs) -> Option<UnixMs> {
         let offset = [*bytes.get(6)?, *bytes.get(7)?];
         Some(home.plus(i64::from(u16::from_be_bytes(offset))))
+    }
+
+    /// The plan of an encoded spec, if it has one and can be read.
+    pub fn peek_plan(bytes: &[u8]) -> Option<&str> {
+        let flags = *bytes.get(1)?;
+        if flags & PLANNED == 0 {
+            return None;
+        }
+        let mut at = if *bytes.first()? == VERSION_SHORT { SHORT_LEN } else { FIXED_LEN };
+        let word = |at: usize| Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));
+        if flags & KEYED != 0 {
+            at += 7 + word(at + 5)?;
+        }
+        if flags & PLACED != 0 {
+            at += 2 + word(at)?;
+        }
+        let len = usize::from(*bytes.get(at)?);
+        std::str::from_utf8(bytes.get(at + 1..at + 1 + len)?).ok()
     }
 
     /// Reads a spec of the task whose home minute begins at `home`. The payload is a slice of `bytes`, not a copy.
@@ -310,7 +325,7 @@ impl Spec {
         let plan = if has(PLANNED) {
             let len = usize::from(at.u8()?);
             let text = std::str::from_utf8(at.take(len)?).map_err(|_| BadSpec("plan is not UTF-8"))?;
-            Some(text.to_owned())
+            Some(PlanName::new(text).map_err(|_| BadSpec("bad name of a plan"))?)
         } else {
             None
         };
@@ -453,7 +468,7 @@ pub(crate) mod tests {
                 retry: Retry { retries, ..Retry::default() },
                 key: key.map(|bytes| Key { bytes: bytes.into(), window_ms: 86_400_000 }),
                 placement: placement.map(Bytes::from),
-                plan,
+                plan: plan.map(|name| PlanName::new(&name).unwrap()),
                 deadline: deadline.map(UnixMs),
                 start_before: start_before.map(UnixMs),
                 lease_ms,
@@ -464,6 +479,7 @@ pub(crate) mod tests {
             };
             spec.check().unwrap();
             let bytes = spec.encode();
+            prop_assert_eq!(Spec::peek_plan(&bytes), spec.plan.as_ref().map(PlanName::as_str));
             prop_assert_eq!(&Spec::decode(&bytes, spec.due.minute().start()).unwrap(), &spec);
             for cut in 0..bytes.len() - spec.payload.len() {
                 prop_assert!(Spec::decode(&bytes.slice(..cut), UnixMs(0)).is_err());
@@ -472,6 +488,7 @@ pub(crate) mod tests {
 
         #[test]
         fn any_bytes_are_a_value_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Spec::peek_plan(&bytes);
             let _ = Spec::decode(&bytes.into(), UnixMs(0));
         }
     }
@@ -485,7 +502,7 @@ pub(crate) mod tests {
         assert_eq!(field(Spec { key: key(0), ..plain(b"") }), "key");
         assert_eq!(field(Spec { key: key(513), ..plain(b"") }), "key");
         assert_eq!(field(Spec { placement: Some(Bytes::new()), ..plain(b"") }), "placement");
-        assert_eq!(field(Spec { plan: Some("a b".into()), ..plain(b"") }), "plan");
+        assert_eq!(PlanName::new("a b").unwrap_err().field, "plan");
         assert_eq!(field(Spec { lease_ms: Some(10), ..plain(b"") }), "lease");
         assert_eq!(field(Spec { timeout_ms: Some(0), ..plain(b"") }), "timeout");
         assert!(

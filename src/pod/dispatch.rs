@@ -11,7 +11,7 @@ use crate::clock;
 use crate::limits;
 use crate::metric;
 use crate::model::route::{Candidate, LeastCost, Route, Work};
-use crate::model::{Bucket, Grant, Spec, TaskId, UnixMs, spec};
+use crate::model::{Bucket, Grant, PlanName, Spec, TaskId, UnixMs, spec};
 use crate::store::due::{Granted, Quota};
 use crate::store::member::{self, Offer, OfferAnswer, RESERVATION_MS};
 use crate::store::run::{self, StartRow};
@@ -72,6 +72,14 @@ struct Outbox {
     tight: bool,
 }
 
+impl Parcel {
+    /// Whether its plan is frozen.
+    fn is_frozen(&self, view: &View) -> bool {
+        !view.frozen_plans.is_empty()
+            && Offer::peek_plan(&self.offer).is_some_and(|plan| view.freeze.of_plan(plan).is_some())
+    }
+}
+
 impl Outbox {
     fn queued(&self) -> u32 {
         (self.urgent.len() + self.normal.len()) as u32
@@ -107,6 +115,7 @@ pub(crate) struct Hold<'a> {
     pub normal: u32,
     pub default_quota: Quota,
     pub quotas: Vec<(u32, Quota)>,
+    pub frozen_plans: Arc<[PlanName]>,
 }
 
 impl Drop for Hold<'_> {
@@ -247,7 +256,8 @@ impl Dispatcher {
             }
         }
         let served = |view: &View, code: &u32| view.serving(*code).is_some_and(|serving| !serving.is_empty());
-        let opened = view.groups.keys().any(|code| served(view, code) && !served(&inner.view, code));
+        let opened = inner.view.frozen_plans != view.frozen_plans
+            || view.groups.keys().any(|code| served(view, code) && !served(&inner.view, code));
         inner.view = Arc::clone(view);
         inner.waiting.extend(lost);
         drop(inner);
@@ -272,12 +282,20 @@ impl Dispatcher {
         let any = (normal + spare).min(most);
         inner.claiming += 1;
         if self.draining.load(Ordering::Relaxed) {
-            return Hold { shared, any: 0, normal: 0, default_quota: Quota::Closed, quotas: Vec::new() };
+            return Hold {
+                shared,
+                any: 0,
+                normal: 0,
+                default_quota: Quota::Closed,
+                quotas: Vec::new(),
+                frozen_plans: Arc::clone(&inner.view.frozen_plans),
+            };
         }
         inner.starved |= any == 0 && inner.held > 0;
         inner.held += any;
         let (default_quota, quotas) = quotas(&inner);
-        Hold { shared, any, normal, default_quota, quotas }
+        let frozen_plans = Arc::clone(&inner.view.frozen_plans);
+        Hold { shared, any, normal, default_quota, quotas, frozen_plans }
     }
 
     /// Routes claimed tasks and starts to send them.
@@ -307,6 +325,10 @@ impl Dispatcher {
         let mut stranded: Vec<Parcel> = Vec::new();
         let mut inner = self.inner.lock();
         let view = Arc::clone(&inner.view);
+        // A calm pod's offers leave at once: to follow the one before would only mean to wait for its executor.
+        if shared.pace.gather().is_zero() {
+            inner.route.part();
+        }
         let mut table: HashMap<Class, Choices<'_>> = HashMap::new();
         for mut parcel in parcels {
             let Some((group, class)) = view.groups.get(&parcel.group) else {
@@ -314,7 +336,7 @@ impl Dispatcher {
                 continue;
             };
             let serving = &view.classes[class.0];
-            if serving.is_empty() {
+            if serving.is_empty() || parcel.is_frozen(&view) {
                 stranded.push(parcel);
                 continue;
             }
@@ -403,14 +425,16 @@ impl Dispatcher {
     /// Tasks that nobody serves go back; their queue is then known as closed.
     async fn strand(&self, parcels: Vec<Parcel>) {
         let view = Arc::clone(&self.inner.lock().view);
-        let frozen = |parcel: &Parcel| {
-            view.groups
-                .get(&parcel.group)
-                .is_some_and(|(group, _)| view.freeze.of_queue(&group.queue).is_some())
+        let queue_of = |parcel: &Parcel| view.groups.get(&parcel.group).map(|(group, _)| &group.queue);
+        let frozen = |parcel: &&Parcel| {
+            parcel.is_frozen(&view) || queue_of(parcel).is_some_and(|q| view.freeze.of_queue(q).is_some())
         };
-        let (held, unserved): (Vec<_>, Vec<_>) = parcels.iter().partition(|parcel| frozen(parcel));
+        let paused = |parcel: &&Parcel| queue_of(parcel).is_some_and(|q| view.queues.pause_of(q).is_some());
+        let (held, others): (Vec<_>, Vec<_>) = parcels.iter().partition(frozen);
+        let (resting, unserved): (Vec<_>, Vec<_>) = others.into_iter().partition(paused);
         let kinds = [
             (held, "frozen", "frozen"),
+            (resting, "paused", "its queue is paused"),
             (unserved, "no_executor", "no executor serves its queue and labels"),
         ];
         for (parcels, label, cause) in kinds {
@@ -424,16 +448,18 @@ impl Dispatcher {
     /// Sends what is queued for one executor, batch after batch, until nothing is.
     async fn send(&self, shared: &Arc<Shared>, executor: &str) {
         loop {
-            let Some((urgent, normal, want)) = self.load(executor) else { return };
+            let Some((urgent, normal, want, epoch)) = self.load(executor) else { return };
             let sent = clock::mono();
-            let answer = self.offer_with_repeats(executor, &urgent, &normal, want).await;
+            let answer = self.offer_with_repeats(executor, &urgent, &normal, want, epoch).await;
             self.sent(shared, executor, sent, urgent, normal, want, answer);
         }
     }
 
-    /// The next batch for an executor and the room wanted afterwards; nothing when its outbox is empty.
-    fn load(&self, executor: &str) -> Option<(Vec<Parcel>, Vec<Parcel>, u32)> {
+    /// The next batch for an executor, the room wanted afterwards, and the freeze it was made under; nothing when its
+    /// outbox is empty.
+    fn load(&self, executor: &str) -> Option<(Vec<Parcel>, Vec<Parcel>, u32, u64)> {
         let mut inner = self.inner.lock();
+        let epoch = inner.view.freeze.epoch;
         let want = if self.demand.load(Ordering::Relaxed) > 0 { want(&inner.view, executor) } else { 0 };
         let outbox = inner.outboxes.get_mut(executor)?;
         let mut bytes = 0;
@@ -456,7 +482,7 @@ impl Dispatcher {
             return None;
         }
         outbox.ask = false;
-        Some((urgent, normal, want))
+        Some((urgent, normal, want, epoch))
     }
 
     async fn offer_with_repeats(
@@ -465,13 +491,14 @@ impl Dispatcher {
         urgent: &[Parcel],
         normal: &[Parcel],
         want: u32,
+        epoch: u64,
     ) -> Result<OfferAnswer, StoreError> {
         let offers =
             |parcels: &[Parcel]| parcels.iter().map(|parcel| parcel.offer.clone()).collect::<Vec<_>>();
         let (urgent, normal) = (offers(urgent), offers(normal));
         let mut repeats = 0;
         loop {
-            match member::offer(&self.space, &self.pod, executor, &urgent, &normal, want).await {
+            match member::offer(&self.space, &self.pod, executor, &urgent, &normal, want, epoch).await {
                 // Only the same executor may be asked again: it drops what it has seen.
                 Err(error) if error.is_retryable() && repeats < OFFER_REPEATS_MAX => {
                     repeats += 1;
@@ -530,6 +557,8 @@ impl Dispatcher {
                     (outbox.credit, outbox.spare, outbox.heard) = (0, 0, at);
                 }
             }
+            // The news of the freeze is on its way; then they are routed anew or go back.
+            Ok(OfferAnswer::Frozen) => inner.waiting.extend(urgent.drain(..).chain(normal.drain(..))),
             Err(error) if !error.fate_unknown() => {
                 // None of them was sent: they are routed anew when the executor is heard of again.
                 tracing::warn!(executor, %error, tasks = urgent.len() + normal.len(), "offer was not sent; trying again");

@@ -20,12 +20,13 @@ const NEWS_GATHER: Duration = Duration::from_millis(10);
 pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, stop: CancellationToken) {
     let every = crate::clock::ms(shared.settings.lock_ms / BEATS_PER_LOCK).max(Duration::from_millis(50));
     let mut seen: HashSet<String> = HashSet::new();
-    let mut news = ["pods", "executors", "lanes", "freeze"].map(|room| member::news(&shared.space, room));
-    let mut freeze_epoch = 0;
+    let mut news =
+        ["pods", "executors", "lanes", "freeze", "queues"].map(|room| member::news(&shared.space, room));
+    let (mut freeze_epoch, mut queues_epoch) = (0, 0);
     let mut claimed_before = 0;
     loop {
         let claimed = shared.tally.claimed.load(Ordering::Relaxed);
-        match tick(&shared, claimed > claimed_before, freeze_epoch).await {
+        match tick(&shared, claimed > claimed_before, [freeze_epoch, queues_epoch]).await {
             Ok(view) => {
                 claimed_before = claimed;
                 let live: HashSet<String> = view.executors.iter().map(|e| e.record.id.clone()).collect();
@@ -41,9 +42,14 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
                 if view.freeze.epoch != freeze_epoch {
                     freeze_epoch = view.freeze.epoch;
                     if !view.freeze.frozen.is_empty() {
-                        tokio::spawn(recall_frozen(Arc::clone(&shared), view));
+                        tokio::spawn(recall_frozen(Arc::clone(&shared), Arc::clone(&view)));
                     }
                     // Whoever froze it waits to hear that this pod follows.
+                    queues_epoch = view.queues.epoch;
+                    continue;
+                }
+                if view.queues.epoch != queues_epoch {
+                    queues_epoch = view.queues.epoch;
                     continue;
                 }
             }
@@ -65,17 +71,22 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
     }
 }
 
-async fn any_news(news: &mut [Subscription; 4]) {
-    let [pods, executors, lanes, freeze] = news;
+async fn any_news(news: &mut [Subscription; 5]) {
+    let [pods, executors, lanes, freeze, queues] = news;
     tokio::select! {
         _ = pods.recv() => {}
         _ = executors.recv() => {}
         _ = lanes.recv() => {}
         _ = freeze.recv() => {}
+        _ = queues.recv() => {}
     }
 }
 
-async fn tick(shared: &Shared, busy: bool, freeze_epoch: u64) -> Result<View, StoreError> {
+async fn tick(
+    shared: &Shared,
+    busy: bool,
+    [freeze_epoch, queues_epoch]: [u64; 2],
+) -> Result<View, StoreError> {
     let (space, settings) = (&shared.space, &shared.settings);
     let me = PodRecord {
         id: settings.id.clone(),
@@ -87,12 +98,14 @@ async fn tick(shared: &Shared, busy: bool, freeze_epoch: u64) -> Result<View, St
         draining: false,
         busy,
         freeze_epoch,
+        queues_epoch,
     };
     let pods = member::beat_pod(space, &me, settings.lock_ms).await?;
     let executors = member::executors(space).await?;
     let groups = space.groups().await?;
     let freeze = queue::frozen(space).await?;
-    Ok(View::new(&pods, executors, groups, freeze))
+    let queues = queue::refresh(space).await?;
+    Ok(View::new(&pods, executors, groups, freeze, queues))
 }
 
 fn gauges(shared: &Shared, view: &View) {

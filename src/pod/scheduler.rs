@@ -93,6 +93,7 @@ impl Loop {
         self.claim.normal_limit = hold.normal;
         self.claim.default_quota = hold.default_quota;
         self.claim.quotas = std::mem::take(&mut hold.quotas);
+        self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
         self.claim.holders = self.shared.space.spread().holders;
         self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
         self.claim.again();
@@ -164,6 +165,9 @@ impl Loop {
             metrics.claimed_tasks.increment(count as u64);
             let not_after = claimed.now.plus(self.shared.settings.dispatch_ms);
             self.shared.dispatcher.deliver(&self.shared, claimed.tasks, not_after);
+        }
+        if claimed.again {
+            return Next::Now;
         }
         // Something ripe is left: come again at once if that may bring something, else when there is room.
         if claimed.backlog > 0 {

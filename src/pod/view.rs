@@ -1,6 +1,6 @@
 //! What a pod knows of the others, as plain data: who lives, who serves which queue.
 
-use crate::model::{Labels, LaneGroup};
+use crate::model::{Labels, LaneGroup, PlanName, QueueTable};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Freeze;
 use std::collections::{BTreeMap, HashMap};
@@ -56,6 +56,10 @@ pub struct View {
     pub classes: Vec<Vec<usize>>,
     /// What is frozen.
     pub freeze: Freeze,
+    /// The plans among it.
+    pub frozen_plans: Arc<[PlanName]>,
+    /// What is set for queues.
+    pub queues: Arc<QueueTable>,
 }
 
 impl View {
@@ -65,6 +69,7 @@ impl View {
         executors: Vec<ExecutorRecord>,
         groups: Vec<(u32, LaneGroup)>,
         freeze: Freeze,
+        queues: Arc<QueueTable>,
     ) -> Self {
         let mut names: Vec<String> =
             pods.iter().filter(|pod| !pod.draining).map(|pod| pod.id.clone()).collect();
@@ -77,8 +82,8 @@ impl View {
         let mut known: BTreeMap<Vec<usize>, usize> = BTreeMap::from([(Vec::new(), 0)]);
         let mut by_group = HashMap::with_capacity(groups.len());
         for (code, group) in groups {
-            // Frozen queues are nobody's: their lanes stand aside until they are thawed.
-            let open = freeze.of_queue(&group.queue).is_none();
+            // Queues that are frozen or paused are nobody's: their lanes stand aside until they may go on.
+            let open = freeze.of_queue(&group.queue).is_none() && queues.pause_of(&group.queue).is_none();
             let serving: Vec<usize> = (0..if open { executors.len() } else { 0 })
                 .filter(|at| executors[*at].serves(&group))
                 .collect();
@@ -89,7 +94,8 @@ impl View {
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
-        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze }
+        let frozen_plans = freeze.plans().cloned().collect();
+        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze, frozen_plans, queues }
     }
 
     /// Executors (places in `executors`) that serve a queue; nothing when its code is not known yet.
@@ -122,7 +128,7 @@ mod tests {
             ["a", "b", "a|gpu", "c"].iter().zip(1..).map(|(text, code)| (code, group(text))).collect();
         let draining = ExecutorRecord { draining: true, ..executor("z", &["*"], &[]) };
         let executors = vec![executor("y", &["a", "b"], &[]), executor("x", &["*"], &["gpu"]), draining];
-        let view = View::new(&[], executors, groups, Freeze::default());
+        let view = View::new(&[], executors, groups, Freeze::default(), Arc::default());
         assert_eq!(view.serving(1), Some(&[0, 1][..]));
         assert_eq!(view.groups[&1].1, view.groups[&2].1);
         assert_eq!(view.serving(3), Some(&[0][..]), "labels count");

@@ -503,6 +503,7 @@ impl Audit<'_> {
                     Kind::Task
                         | Kind::Due
                         | Kind::Ready
+                        | Kind::Held
                         | Kind::Timer
                         | Kind::Dead
                         | Kind::At
@@ -551,7 +552,7 @@ impl Audit<'_> {
                     }
                     _ => (Damage::AgendaMissing, "", format!("{size} entries that nobody would look at")),
                 };
-                if matches!(kind, Kind::Due | Kind::Ready) {
+                if matches!(kind, Kind::Due | Kind::Ready | Kind::Held) {
                     let seen = self.state(bucket);
                     seen.unlisted.insert(name.clone());
                     if seen.unlisted.len() > PIECE_ROWS {
@@ -722,9 +723,11 @@ impl Audit<'_> {
             let first = rank == 0;
             rank = fields.int("rank")?;
             law.due += fields.int("due")?;
-            let (ready, running, dead) = (fields.int("ready")?, fields.int("running")?, fields.int("dead")?);
+            let (ready, held) = (fields.int("ready")?, fields.int("held")?);
+            let (running, dead) = (fields.int("running")?, fields.int("dead")?);
             if first {
                 law.ready = (ready >= 0).then_some(ready);
+                law.held = (held >= 0).then_some(held);
                 (law.running, law.dead) = (running, dead);
                 for (name, value) in Reply::Array(fields.array("counts")?).pairs(script::LAW.name)? {
                     // Deficits are fractions and no part of the law.
@@ -744,6 +747,7 @@ struct Law {
     counts: BTreeMap<String, i64>,
     due: i64,
     ready: Option<i64>,
+    held: Option<i64>,
     running: i64,
     dead: i64,
 }
@@ -763,9 +767,14 @@ impl Law {
                 out.push(format!("{name} counts {counted}, {place} hold {held}"));
             }
         };
+        if let (Some(ready), Some(held)) = (self.ready, self.held) {
+            compare("pending", self.due + ready + held, "due sets, lanes and what is set aside");
+        }
         if let Some(ready) = self.ready {
-            compare("pending", self.due + ready, "due sets and lanes");
             compare("ready", ready, "lanes");
+        }
+        if let Some(held) = self.held {
+            compare("held", held, "what is set aside");
         }
         compare("running", self.running, "grants");
         compare("dead", self.dead, "dead letters");
@@ -832,12 +841,13 @@ mod tests {
             ]),
             due: 2,
             ready: Some(1),
+            held: Some(0),
             running: 2,
             dead: 0,
         };
         assert_eq!(law.broken(0), Vec::<String>::new());
         let off = Law { due: 1, ..law };
-        assert_eq!(off.broken(0), ["pending counts 3, due sets and lanes hold 2"]);
+        assert_eq!(off.broken(0), ["pending counts 3, due sets, lanes and what is set aside hold 2"]);
         assert_eq!(off.broken(1), Vec::<String>::new());
         let torn = Law { counts: counts(&[("submitted", 2), ("pending", -1)]), ..Law::default() };
         assert_eq!(torn.broken(9), ["submitted is 2, all states together are -1", "pending is -1"]);

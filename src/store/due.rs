@@ -5,8 +5,9 @@ use super::intake::clip;
 use super::script;
 use super::space::Space;
 use crate::limits;
-use crate::model::{Bucket, Grant, LaneCode, Nonce, Spec, TaskId, UnixMs, digits};
+use crate::model::{Bucket, Grant, LaneCode, Nonce, PlanName, Spec, TaskId, UnixMs, digits};
 use bytes::Bytes;
+use std::sync::Arc;
 
 /// How much of one queue (with its labels) may be claimed now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +56,8 @@ pub struct Claim {
     pub default_quota: Quota,
     /// Queues with another quota; at most [`limits::QUOTAS_MAX`].
     pub quotas: Vec<(u32, Quota)>,
+    /// Plans whose tasks are set aside; at most [`limits::FROZEN_MAX`].
+    pub frozen_plans: Arc<[PlanName]>,
     /// Bytes of events this bucket may keep.
     pub events_max_bytes: usize,
     /// Age at which dead letters go.
@@ -82,6 +85,7 @@ impl Claim {
             weights: crate::model::Priority::WEIGHTS,
             default_quota: Quota::Open { any: 1_000, normal: 1_000 },
             quotas: Vec::new(),
+            frozen_plans: Arc::default(),
             events_max_bytes: limits::EVENTS_MAX_BYTES / usize::from(limits::KEY_BUCKETS_DEFAULT),
             dead_keep_ms: limits::DEAD_KEEP_MS,
             dead_keep_rows: limits::DEAD_KEEP_ROWS / usize::from(limits::KEY_BUCKETS_DEFAULT),
@@ -105,6 +109,12 @@ impl Claim {
         }
         xxhash_rust::xxh3::xxh3_64(&text) >> 12
     }
+}
+
+/// Tells two sets of frozen plans apart; tasks that were set aside are looked at only when it changes.
+fn signature_of(plans: &[PlanName]) -> u64 {
+    let names: Vec<&str> = plans.iter().map(PlanName::as_str).collect();
+    xxhash_rust::xxh3::xxh3_64(names.join(" ").as_bytes()) >> 12
 }
 
 /// Sixteen characters of chance: a permit or the name of a call.
@@ -152,12 +162,14 @@ pub struct Claimed {
     pub next_due: Option<UnixMs>,
     /// Ripe tasks left in lanes that do not stand aside, at least; quotas may forbid them for now.
     pub backlog: u64,
-    /// Nothing of the bucket runs, and nothing stands in a lane: all there may be is due later.
+    /// Nothing of the bucket runs, stands in a lane or is held: all there may be is due later.
     pub rests: bool,
     /// Leases that had lapsed.
     pub reaped: u32,
     /// How far Redis's clock was from the expected time, where that was over 5 s.
     pub leap_ms: i64,
+    /// A step was cut off, such as bringing back what was thawed: a further claim goes on at once.
+    pub again: bool,
     /// The tasks.
     pub tasks: Vec<Granted>,
 }
@@ -196,6 +208,15 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
         let (any, normal) = pair(*quota);
         args.bytes(&code).number(any).number(normal);
     }
+    let plans = &claim.frozen_plans[..claim.frozen_plans.len().min(limits::FROZEN_MAX)];
+    if plans.is_empty() {
+        args.bytes(b"")
+    } else {
+        args.number(signature_of(plans))
+    };
+    for plan in plans {
+        args.bytes(plan.as_str().as_bytes());
+    }
     let mut answer = space.call(&script::CLAIM, space.guard(bucket), args).await?;
     let now = UnixMs(answer.now_ms());
     if &answer.word[..] == b"NOT_HOLDER" {
@@ -205,9 +226,10 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     let mut fields = answer.ok()?;
     let next_due = fields.int("next due")?;
     let backlog = fields.int("backlog")?;
-    let rests = fields.int("rests")? == 1;
     let reaped = fields.int("reaped")?;
     let leap_ms = fields.int("leap")?;
+    let again = fields.int("again")? == 1;
+    let rests = fields.int("rests")? == 1;
     let mut tasks = Vec::with_capacity(fields.left() / 2);
     while fields.left() > 0 {
         let head = fields.bytes("a grant")?;
@@ -223,6 +245,7 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
         rests,
         reaped: u32::try_from(reaped).unwrap_or(0),
         leap_ms,
+        again,
         tasks,
     }))
 }

@@ -7,7 +7,7 @@ use super::space::Space;
 use super::subscribe::Subscription;
 use crate::keys::Guard;
 use crate::limits;
-use crate::model::{Grant, TaskId, UnixMs};
+use crate::model::{Grant, Spec, TaskId, UnixMs};
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +74,9 @@ pub struct PodRecord {
     pub busy: bool,
     /// The last change of what is frozen that it follows.
     pub freeze_epoch: u64,
+    /// The last change of what is set for queues that it follows.
+    #[serde(default)]
+    pub queues_epoch: u64,
 }
 
 fn registry(space: &Space, room: &str) -> Guard {
@@ -220,6 +223,11 @@ impl Offer {
         out.freeze()
     }
 
+    /// The plan of an encoded offer's task, if it has one.
+    pub fn peek_plan(bytes: &[u8]) -> Option<&str> {
+        Spec::peek_plan(bytes.get(OFFER_HEAD..)?)
+    }
+
     /// Reads an offer; the spec is a slice of `bytes`.
     pub fn decode(bytes: &Bytes) -> Option<Self> {
         if bytes.len() < OFFER_HEAD || bytes[0] != OFFER_VERSION {
@@ -256,9 +264,12 @@ pub enum OfferAnswer {
     },
     /// The executor is lost or leaves; none was accepted.
     Gone,
+    /// Something was frozen that the pod has not heard of; none was accepted.
+    Frozen,
 }
 
 /// Puts offers into an executor's inbox, urgent ones and others, and reserves room for `want` more.
+/// `epoch` is that of the freeze which the pod follows.
 pub async fn offer(
     space: &Space,
     pod: &str,
@@ -266,16 +277,20 @@ pub async fn offer(
     urgent: &[Bytes],
     normal: &[Bytes],
     want: u32,
+    epoch: u64,
 ) -> Result<OfferAnswer, StoreError> {
-    let mut args = space.args(7 + urgent.len() + normal.len(), 128);
+    let mut args = space.args(8 + urgent.len() + normal.len(), 128);
     args.bytes(clip(pod, 32)).number(want).number(RESERVATION_MS).number(limits::INBOX_MAX_BYTES);
     args.number(urgent.len()).number(urgent.iter().chain(normal).map(Bytes::len).sum::<usize>());
+    args.number(epoch);
     for offer in urgent.iter().chain(normal) {
         args.shared(offer.clone());
     }
     let answer = space.call(&script::OFFER, &inbox_guard(space, executor), args).await?;
-    if &answer.word[..] == b"GONE" {
-        return Ok(OfferAnswer::Gone);
+    match &answer.word[..] {
+        b"GONE" => return Ok(OfferAnswer::Gone),
+        b"FROZEN" => return Ok(OfferAnswer::Frozen),
+        _ => {}
     }
     let mut fields = answer.ok()?;
     let mut count = |name| Ok::<_, StoreError>(usize::try_from(fields.int(name)?).unwrap_or(0));

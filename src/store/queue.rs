@@ -1,4 +1,9 @@
-//! What is frozen: `lua/queue/freeze.lua` and `lua/member/recall.lua`.
+//! What is set for queues: `lua/queue/put.lua`. What is frozen: `lua/queue/freeze.lua` and `lua/member/recall.lua`.
+
+mod settings;
+
+pub(super) use settings::Known;
+pub use settings::{PutAnswer, put_queue, refresh, settings, settings_news, version_of};
 
 use super::intake::clip;
 use super::member::{Offer, inbox_guard};
@@ -7,7 +12,7 @@ use super::space::Space;
 use super::{Reply, StoreError, Subscription};
 use crate::keys::Guard;
 use crate::limits;
-use crate::model::{QueueName, UnixMs};
+use crate::model::{PlanName, QueueName, UnixMs};
 use serde::Serialize;
 use std::fmt;
 
@@ -18,6 +23,8 @@ pub enum Scope {
     All,
     /// A queue, whatever the labels.
     Queue(QueueName),
+    /// All tasks of a plan, whatever their queues.
+    Plan(PlanName),
 }
 
 impl fmt::Display for Scope {
@@ -25,6 +32,7 @@ impl fmt::Display for Scope {
         match self {
             Self::All => f.write_str("all"),
             Self::Queue(queue) => write!(f, "q:{queue}"),
+            Self::Plan(plan) => write!(f, "p:{plan}"),
         }
     }
 }
@@ -34,6 +42,7 @@ impl Scope {
         match text.split_once(':') {
             None if text == "all" => Some(Self::All),
             Some(("q", queue)) => QueueName::new(queue).ok().map(Self::Queue),
+            Some(("p", plan)) => PlanName::new(plan).ok().map(Self::Plan),
             _ => None,
         }
     }
@@ -78,6 +87,25 @@ impl Freeze {
         self.frozen.iter().find(|frozen| match &frozen.scope {
             Scope::All => true,
             Scope::Queue(name) => name == queue,
+            Scope::Plan(_) => false,
+        })
+    }
+
+    /// What freezes a plan by its name, if something does.
+    pub fn of_plan(&self, plan: &str) -> Option<&Frozen> {
+        self.frozen.iter().find(|frozen| matches!(&frozen.scope, Scope::Plan(name) if name.as_str() == plan))
+    }
+
+    /// What freezes a task of a queue and a plan, if something does.
+    pub fn of_task(&self, queue: &QueueName, plan: Option<&str>) -> Option<&Frozen> {
+        self.of_queue(queue).or_else(|| self.of_plan(plan?))
+    }
+
+    /// The frozen plans, sorted.
+    pub fn plans(&self) -> impl Iterator<Item = &PlanName> {
+        self.frozen.iter().filter_map(|frozen| match &frozen.scope {
+            Scope::Plan(plan) => Some(plan),
+            _ => None,
         })
     }
 }
@@ -146,17 +174,21 @@ pub fn freeze_news(space: &Space) -> Subscription {
 }
 
 /// Takes offers that are frozen back out of an executor's inbox, and tells the executor to give back what it
-/// holds and has not started. `groups` are the codes of the frozen queues.
+/// holds and has not started. `groups` are the codes of the frozen queues. For a while the inbox then takes no
+/// offer of a pod that follows an older freeze.
 pub async fn recall(
     space: &Space,
     executor: &str,
     freeze: &Freeze,
     groups: &[u32],
 ) -> Result<Vec<Offer>, StoreError> {
-    let mut args = space.args(2 + groups.len(), 64 + groups.len() * 4);
-    args.bytes(if freeze.all() { b"1" } else { b"0" });
+    let mut args = space.args(8 + groups.len(), 64 + groups.len() * 4);
+    args.bytes(if freeze.all() { b"1" } else { b"0" }).number(freeze.epoch).number(groups.len());
     for group in groups {
         args.bytes(&group.to_be_bytes());
+    }
+    for plan in freeze.plans() {
+        args.bytes(plan.as_str().as_bytes());
     }
     let mut fields = space.call(&script::RECALL, &inbox_guard(space, executor), args).await?.ok()?;
     let mut offers = Vec::with_capacity(fields.left());

@@ -1,6 +1,7 @@
 //! A namespace in a store: its tags, its lane codes, its spread, and the clock of its server.
 
 use super::args::Args;
+use super::queue::Known;
 use super::reply::Fields;
 use super::script::{self, Script};
 use super::{Reply, Shortfall, Store, StoreError};
@@ -58,6 +59,7 @@ struct Inner {
     guards: Vec<OnceLock<Guard>>,
     spread: RwLock<Spread>,
     groups: RwLock<Groups>,
+    queues: Known,
     clock: RedisClock,
     /// Time that tests make the scripts believe; `i64::MIN` lets Redis tell it.
     injected_ms: AtomicI64,
@@ -93,6 +95,7 @@ impl Space {
             guards,
             spread: RwLock::new(spread),
             groups: RwLock::default(),
+            queues: Known::default(),
             clock: RedisClock::new(),
             injected_ms: AtomicI64::new(REAL_TIME),
         };
@@ -214,6 +217,11 @@ impl Space {
         let mut groups = self.inner.groups.write();
         groups.names.insert(code, group.clone());
         groups.codes.insert(group, code);
+    }
+
+    /// What is known of the settings of queues.
+    pub(super) fn known_queues(&self) -> &Known {
+        &self.inner.queues
     }
 
     /// Makes the scripts believe that it is `now_ms`; nothing lets Redis tell the time again. For tests.

@@ -12,7 +12,9 @@ use bytes::Bytes;
 use minutehand::limits;
 use minutehand::model::lane::Tier;
 use minutehand::model::retry::Growth;
-use minutehand::model::{Grant, Key, LaneCode, Phase, Priority, Retry, Spec, State, TaskId, UnixMs};
+use minutehand::model::{
+    Grant, Key, LaneCode, Phase, PlanName, Priority, Retry, Spec, State, TaskId, UnixMs,
+};
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::dead::{self, RedriveAnswer};
 use minutehand::store::due::{self, Claim, ClaimAnswer, Quota, ReleaseAnswer, random_16};
@@ -29,6 +31,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 const QUEUES: [&str; 2] = ["push", "mail"];
 const PODS: [&str; 2] = ["p1", "p2"];
 const KEYS: [&str; 3] = ["k0", "k1", "k2"];
+const PLANS: [&str; 2] = ["sale", "news"];
 
 #[derive(Debug, Clone)]
 struct NewRow {
@@ -41,6 +44,7 @@ struct NewRow {
     placement: Option<bool>,
     deadline_in: Option<i64>,
     start_within: Option<i64>,
+    plan: Option<usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -64,6 +68,8 @@ enum Op {
         closed: Option<usize>,
         holders: u8,
         repeat: bool,
+        /// Which plans this pod believes to be frozen.
+        frozen: [bool; 2],
     },
     Start(Vec<Index>, i64),
     Renew(Vec<Index>, i64),
@@ -96,10 +102,19 @@ fn new_row() -> impl Strategy<Value = NewRow> {
     let later = |chance| proptest::option::weighted(chance, 1i64..200_000);
     (
         (0..2usize, 0..6u8, due, 0..3u8, prop_oneof![Just(0u32), Just(700), Just(20_000)]),
-        (key, proptest::option::weighted(0.3, any::<bool>()), later(0.15), later(0.1)),
+        (
+            key,
+            proptest::option::weighted(0.3, any::<bool>()),
+            later(0.15),
+            later(0.1),
+            proptest::option::weighted(0.5, 0..PLANS.len()),
+        ),
     )
         .prop_map(
-            |((queue, priority, due_in, retries, base_ms), (key, placement, deadline_in, start_within))| {
+            |(
+                (queue, priority, due_in, retries, base_ms),
+                (key, placement, deadline_in, start_within, plan),
+            )| {
                 NewRow {
                     queue,
                     priority,
@@ -110,6 +125,7 @@ fn new_row() -> impl Strategy<Value = NewRow> {
                     placement,
                     deadline_in,
                     start_within,
+                    plan,
                 }
             },
         )
@@ -137,8 +153,9 @@ fn op() -> impl Strategy<Value = Op> {
         proptest::option::weighted(0.2, 0..2usize),
         1u8..3,
         proptest::bool::weighted(0.1),
+        [proptest::bool::weighted(0.25), proptest::bool::weighted(0.25)],
     )
-        .prop_map(|(pod, limit, normal, quota, closed, holders, repeat)| Op::Claim {
+        .prop_map(|(pod, limit, normal, quota, closed, holders, repeat, frozen)| Op::Claim {
             pod,
             limit,
             normal,
@@ -146,6 +163,7 @@ fn op() -> impl Strategy<Value = Op> {
             closed,
             holders,
             repeat,
+            frozen,
         });
     prop_oneof![
         6 => proptest::collection::vec(new_row(), 1..6).prop_map(Op::Submit),
@@ -415,7 +433,7 @@ impl World {
                     self.send(at, Some(self.mono - self.sent[at].at)).await?;
                 }
             }
-            Op::Claim { pod, limit, normal, quota, closed, holders, repeat } => {
+            Op::Claim { pod, limit, normal, quota, closed, holders, repeat, frozen } => {
                 let mut quotas = Vec::new();
                 for (at, quota) in quota.iter().enumerate() {
                     if *closed == Some(at) {
@@ -429,6 +447,12 @@ impl World {
                     normal_limit: (*normal).min(*limit),
                     holders: *holders,
                     quotas,
+                    frozen_plans: PLANS
+                        .iter()
+                        .zip(frozen)
+                        .filter(|(_, on)| **on)
+                        .map(|(name, _)| plan(name))
+                        .collect(),
                     ..Claim::new(PODS[*pod], [b'0' + *pod as u8; 16])
                 };
                 self.claim(PODS[*pod], claim, *repeat).await?;
@@ -495,6 +519,7 @@ impl World {
                     placement: new.placement.map(|one| Bytes::from_static(if one { b"a" } else { b"b" })),
                     deadline: new.deadline_in.map(|ms| UnixMs(self.now + ms)),
                     start_before: new.start_within.map(|ms| UnixMs(due + ms)),
+                    plan: new.plan.map(|at| plan(PLANS[at])),
                     ..spec(LaneCode::new(self.groups[new.queue], priority, Tier::FRESH), due)
                 })
             })
@@ -770,6 +795,7 @@ impl World {
             let (id, task) = (granted.id, &self.tasks[&granted.id]);
             same!(task.state, State::Pending, "{id} was granted while it was");
             holds!(task.due <= now, "{id} was granted {} ms early", task.due - now);
+            holds!(!frozen(&claim, task), "{id} was granted, and its plan is frozen");
             let expected = (task.due, task.lane, task.failures, task.fence + 1);
             let got = (granted.due.0, granted.lane, granted.failures, granted.grant.fence());
             same!(got, expected, "the grant of {id}");
@@ -882,7 +908,7 @@ impl World {
         Ok(out)
     }
 
-    /// Nothing ripe is left without a reason, and each lane goes in order of due time.
+    /// Nothing ripe is left without a reason but what is of a frozen plan, and each lane goes in order of due time.
     fn fair(&self, claim: &Claim, grants: &[(TaskId, Grant)], skipped: &[TaskId]) -> Checked {
         let taken: Vec<&Task> =
             grants.iter().map(|(id, _)| id).chain(skipped).map(|id| &self.tasks[id]).collect();
@@ -911,6 +937,9 @@ impl World {
                     of_group.len() as u32 >= any || (normal && of_group_low >= low)
                 }
             };
+            if frozen(claim, task) {
+                continue;
+            }
             let full = all >= claim.limit || (normal && all_low >= claim.normal_limit);
             // One visit looks into so many due sets.
             let many = sets.len() + 8 > limits::DUE_SETS_VISITED_MAX;
@@ -1177,6 +1206,14 @@ impl World {
         let own = all.iter().filter_map(|key| key.strip_prefix(&prefix[..]));
         own.map(|name| String::from_utf8_lossy(name).into_owned()).filter(|name| !keep(name)).collect()
     }
+}
+
+fn plan(name: &str) -> PlanName {
+    PlanName::new(name).expect("a plan")
+}
+
+fn frozen(claim: &Claim, task: &Task) -> bool {
+    task.spec.plan.as_ref().is_some_and(|plan| claim.frozen_plans.contains(plan))
 }
 
 async fn case(ops: Vec<Op>) -> Checked {

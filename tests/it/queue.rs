@@ -1,11 +1,12 @@
-//! Freezing and thawing.
+//! What is set for queues; pausing, freezing and thawing.
 
 use minutehand::client::{Client, Due, NewTask};
 use minutehand::executor::Executor;
-use minutehand::model::{Namespace, QueueName, State};
+use minutehand::model::queue::{Lease, TryDefaults};
+use minutehand::model::{Namespace, QueueName, QueueSettings, State};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::Space;
-use minutehand::store::queue::Scope;
+use minutehand::store::queue::{self, PutAnswer, Scope};
 use minutehand::testing::bed::Bed;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -127,6 +128,126 @@ async fn what_an_executor_holds_and_has_not_started_comes_back_when_it_is_frozen
     client.thaw(&Scope::Queue(cold), "op").await.unwrap();
     until("the others run", async || client.counts().await.unwrap().0.succeeded == 25).await;
     assert_eq!(ran.load(Ordering::SeqCst), 25);
+    stop.cancel();
+    executor.await.unwrap().unwrap();
+    pod.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_record_is_replaced_only_by_those_who_know_it() {
+    let bed = Bed::shared().await.unwrap();
+    let namespace = Namespace::new(bed.namespace()).unwrap();
+    let space = Space::open(bed.store().await.unwrap(), namespace.clone()).await.unwrap();
+    let other = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let push = QueueName::new("push").unwrap();
+    assert_eq!(queue::refresh(&space).await.unwrap().epoch, 0);
+    let five = TryDefaults { retries: Some(5), backoff: None };
+    let first = QueueSettings { retry: Some(five), ..QueueSettings::default() };
+    let done = queue::put_queue(&space, &push, 0, &first).await.unwrap();
+    assert_eq!(done, PutAnswer::Done { epoch: 1, changed: true });
+    // Whoever has not heard of it does not overwrite it.
+    let second = QueueSettings { lease: Some(Lease::Auto), ..QueueSettings::default() };
+    let refused = queue::put_queue(&other, &push, 0, &second).await.unwrap();
+    assert_eq!(refused, PutAnswer::Changed { version: 1 });
+    let table = queue::refresh(&other).await.unwrap();
+    assert_eq!((table.epoch, table.of(&push)), (1, &first));
+    assert_eq!(queue::version_of(&other, &push), 1);
+    let done = queue::put_queue(&other, &push, 1, &second).await.unwrap();
+    assert_eq!(done, PutAnswer::Done { epoch: 2, changed: true });
+    assert_eq!(queue::refresh(&space).await.unwrap().of(&push), &second);
+    // Nothing set is nothing kept; to take away what is not there changes nothing.
+    let nothing = QueueSettings::default();
+    let done = queue::put_queue(&space, &push, 2, &nothing).await.unwrap();
+    assert_eq!(done, PutAnswer::Done { epoch: 3, changed: true });
+    let again = queue::put_queue(&space, &push, 0, &nothing).await.unwrap();
+    assert_eq!(again, PutAnswer::Done { epoch: 3, changed: false });
+    let table = queue::refresh(&space).await.unwrap();
+    assert_eq!((table.epoch, table.queues.len()), (3, 0));
+    let wrong = QueueSettings { lease: Some(Lease::Fixed { ms: 1 }), ..QueueSettings::default() };
+    let error = queue::put_queue(&space, &push, 0, &wrong).await.unwrap_err().to_string();
+    assert!(error.contains("lease") && error.contains("1 s and 24 h"), "{error}");
+}
+
+#[tokio::test]
+async fn two_who_change_a_queue_at_once_both_succeed() {
+    let bed = Bed::shared().await.unwrap();
+    let namespace = Namespace::new(bed.namespace()).unwrap();
+    let space = Space::open(bed.store().await.unwrap(), namespace.clone()).await.unwrap();
+    let push = QueueName::new("push").unwrap();
+    let mut changes = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let own = Space::open(bed.store().await.unwrap(), namespace.clone()).await.unwrap();
+        let (client, push) = (Client::new(own), push.clone());
+        changes.spawn(async move {
+            let more = |settings: &mut QueueSettings| {
+                let tries = settings.retry.get_or_insert_default();
+                tries.retries = Some(tries.retries.unwrap_or(0) + 1);
+                Ok(())
+            };
+            assert!(client.queue_set(&push, more).await.unwrap().changed);
+        });
+    }
+    while let Some(done) = changes.join_next().await {
+        done.unwrap();
+    }
+    let settings = Client::new(space).queue(&push).await.unwrap();
+    assert_eq!(settings.retry.unwrap().retries, Some(8));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_queue_is_held_and_others_go_on() {
+    let bed = Bed::shared().await.unwrap();
+    let namespace = Namespace::new(bed.namespace()).unwrap();
+    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let client = Client::new(space.clone());
+    let stop = CancellationToken::new();
+    let pod = tokio::spawn(Pod::new(space.clone(), PodSettings::default()).run(stop.child_token()));
+    let (push, mail) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let count = |counter: &Arc<AtomicU32>| {
+        let counter = Arc::clone(counter);
+        move |_, _| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            std::future::ready(Ok(()))
+        }
+    };
+    let executor = Executor::builder(space.clone())
+        .slots(4)
+        .handle("push", count(&push))
+        .handle("mail", count(&mail))
+        .build()
+        .unwrap();
+    let executor = tokio::spawn(executor.run(stop.child_token()));
+    let queue = |name: &str| QueueName::new(name).unwrap();
+    let submit = async |name: &str, due: Due| {
+        client.submit(NewTask { due, ..NewTask::to(queue(name)) }).await.unwrap().id
+    };
+    submit("push", Due::Now).await;
+    until("the queue runs", async || push.load(Ordering::SeqCst) == 1).await;
+
+    let change = client.pause(&queue("push"), "op", "gateway moves").await.unwrap();
+    assert!(change.changed && change.pods_behind.is_empty());
+    let since = change.settings.pause.unwrap().since;
+    let again = client.pause(&queue("push"), "another", "").await.unwrap();
+    assert!(!again.changed && again.settings.pause.unwrap().who == "op", "the first cause stands");
+    let ids = [submit("push", Due::Now).await, submit("push", Due::In(600_000)).await];
+    for n in 1..=5 {
+        submit("mail", Due::Now).await;
+        until("the other queue goes on", async || mail.load(Ordering::SeqCst) == n).await;
+    }
+    assert_eq!(push.load(Ordering::SeqCst), 1);
+    let why = format!("queue push is paused since {since} by op: gateway moves");
+    for id in ids {
+        let view = client.get(id).await.unwrap().unwrap();
+        assert_eq!((view.state, view.view, view.held.as_deref()), (State::Pending, "held", Some(&*why)));
+    }
+    until("the lane stands aside", async || client.counts().await.unwrap().0.held == 1).await;
+    let held = client.status().await.unwrap().held;
+    assert!(held.len() == 1 && held[0].queue == "push" && held[0].why == why, "{held:?}");
+
+    let change = client.resume(&queue("push")).await.unwrap();
+    assert!(change.changed && change.settings.is_empty() && change.pods_behind.is_empty());
+    until("what was held runs", async || push.load(Ordering::SeqCst) == 2).await;
+    assert!(!client.resume(&queue("push")).await.unwrap().changed);
     stop.cancel();
     executor.await.unwrap().unwrap();
     pod.await.unwrap().unwrap();

@@ -479,9 +479,9 @@ impl World {
         let want = self.rng.u32(0..10);
         let pod = self.pods[at].id.clone();
         let (first, second) = (packed(&urgent), packed(&normal));
-        let answer = member::offer(&self.space, &pod, &executor, &first, &second, want).await;
+        let answer = member::offer(&self.space, &pod, &executor, &first, &second, want, 0).await;
         let left = match answer.map_err(broken)? {
-            OfferAnswer::Gone => urgent.into_iter().chain(normal).collect::<Vec<_>>(),
+            OfferAnswer::Gone | OfferAnswer::Frozen => urgent.into_iter().chain(normal).collect::<Vec<_>>(),
             OfferAnswer::Accepted { urgent: u, normal: n, .. } => {
                 if u > urgent.len() || n > normal.len() {
                     return Err(format!(

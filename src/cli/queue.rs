@@ -1,0 +1,282 @@
+//! `minutehand queue`: what is set for queues.
+
+use super::args::Output;
+use super::error::{CliError, Exit};
+use super::{connect, render};
+use crate::client::{QueueChange, QueueView};
+use crate::model::queue::{DownstreamName, Lease, Owner, Routing, TimeoutDefaults, TryDefaults, Weights};
+use crate::model::slice::parse_duration_ms;
+use crate::model::{FieldError, QueueName, QueueSettings, Reason};
+use crate::settings::Loaded;
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+/// What to do with queues.
+#[derive(Debug, Subcommand)]
+pub enum QueueCommand {
+    /// List the queues that are known, with what is set for them
+    List,
+    /// Show what is set for a queue; the settings of the installation count for the rest
+    Show(QueueArg),
+    /// Change what is set for a queue; pods follow within a second
+    #[command(after_help = "\
+`default` takes a setting away again: the installation's then counts.
+Examples:
+  minutehand queue set push --retries 5 --backoff exponential:1s:x2:10m --timeout 30s
+  minutehand queue set push --lease auto --downstream apns
+  minutehand queue set push --retries default")]
+    Set(Box<QueueSet>),
+    /// Claim nothing more of a queue; what was claimed goes on
+    #[command(after_help = "Example:\n  minutehand queue pause push --why 'gateway is being moved'")]
+    Pause {
+        /// Which
+        #[command(flatten)]
+        queue: QueueArg,
+        /// Why, for those who look at it later
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        why: String,
+    },
+    /// Let a paused queue go on
+    Resume(QueueArg),
+}
+
+/// A queue's name.
+#[derive(Debug, Args)]
+pub struct QueueArg {
+    /// The queue
+    #[arg(value_name = "QUEUE")]
+    pub queue: String,
+}
+
+/// Options of `queue set`. Each is left alone where it is not named.
+#[derive(Debug, Args)]
+pub struct QueueSet {
+    /// Which
+    #[command(flatten)]
+    pub queue: QueueArg,
+    /// Tries after the first one, 0 to 254
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub retries: Option<String>,
+    /// Wait before them: fixed:200ms, linear:5s:10m or exponential:5s:x5:1h
+    #[arg(long, value_name = "POLICY")]
+    pub backoff: Option<String>,
+    /// Longest run of a handler; 0s for none
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub timeout: Option<String>,
+    /// Longest time from hand-out to start
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub dispatch_timeout: Option<String>,
+    /// Skip tasks that have not started this long after they were due; 0s for never
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub start_within: Option<String>,
+    /// Let tasks expire, wherever they are, this long after they were due; 0s for never
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub expire_after: Option<String>,
+    /// How long a started task is good without renewal, 1s to 24h, or auto: from how long its tasks run
+    #[arg(long, value_name = "TIME|auto", allow_hyphen_values = true)]
+    pub lease: Option<String>,
+    /// What its tasks call upon, shared with other queues
+    #[arg(long, value_name = "NAME")]
+    pub downstream: Option<String>,
+    /// Shares of P0 to P5, such as 40,25,15,10,6,4
+    #[arg(long, value_name = "W0,…,W5", allow_hyphen_values = true)]
+    pub weights: Option<String>,
+    /// Address that is told of dead letters
+    #[arg(long, value_name = "URL")]
+    pub owner: Option<String>,
+    /// How an executor is chosen
+    #[arg(long, value_name = "POLICY")]
+    pub routing: Option<String>,
+}
+
+/// Sets what an option says: nothing where it is not given, taken away for `default`.
+pub(super) fn change<T>(
+    slot: &mut Option<T>,
+    option: Option<&String>,
+    read: impl FnOnce(&str) -> Result<T, FieldError>,
+) -> Result<(), FieldError> {
+    match option.map(String::as_str) {
+        None => {}
+        Some("default") => *slot = None,
+        Some(text) => *slot = Some(read(text)?),
+    }
+    Ok(())
+}
+
+impl QueueSet {
+    /// Applies the options; refuses the first that is wrong.
+    pub fn apply(&self, settings: &mut QueueSettings) -> Result<(), FieldError> {
+        let time = |field| move |text: &str| parse_duration_ms(field, text);
+        let mut retry = settings.retry.take().unwrap_or_default();
+        change(&mut retry.retries, self.retries.as_ref(), |text| {
+            let wrong =
+                || FieldError::new("retries", Reason::InvalidType, format!("`{text}` is no whole number"));
+            text.parse().map_err(|_| wrong())
+        })?;
+        change(&mut retry.backoff, self.backoff.as_ref(), |text| Ok(text.to_owned()))?;
+        settings.retry = Some(retry).filter(|retry| *retry != TryDefaults::default());
+        let mut timeouts = settings.timeouts.take().unwrap_or_default();
+        change(&mut timeouts.execution_ms, self.timeout.as_ref(), time("timeout"))?;
+        change(&mut timeouts.dispatch_ms, self.dispatch_timeout.as_ref(), time("dispatch_timeout"))?;
+        change(&mut timeouts.start_within_ms, self.start_within.as_ref(), time("start_within"))?;
+        change(&mut timeouts.total_ms, self.expire_after.as_ref(), time("expire_after"))?;
+        settings.timeouts = Some(timeouts).filter(|timeouts| *timeouts != TimeoutDefaults::default());
+        change(&mut settings.lease, self.lease.as_ref(), str::parse::<Lease>)?;
+        change(&mut settings.downstream, self.downstream.as_ref(), DownstreamName::new)?;
+        change(&mut settings.weights, self.weights.as_ref(), str::parse::<Weights>)?;
+        change(&mut settings.owner, self.owner.as_ref(), |url| Ok(Owner { webhook: url.to_owned() }))?;
+        change(&mut settings.routing, self.routing.as_ref(), |name| Ok(Routing(name.to_owned())))?;
+        settings.check()
+    }
+}
+
+/// Does what was asked.
+pub async fn run(command: &QueueCommand, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
+    let name = |arg: &QueueArg| QueueName::new(&arg.queue);
+    let change = match command {
+        QueueCommand::List => {
+            let queues = connect::client(loaded).await?.queues().await?;
+            render::show(output, &json(&queues)?, |_| list(&queues));
+            return Ok(Exit::Ok);
+        }
+        QueueCommand::Show(queue) => {
+            let queue = name(queue)?;
+            let settings = connect::client(loaded).await?.queue(&queue).await?;
+            let view = QueueView { queue: queue.to_string(), settings };
+            render::show(output, &json(&view)?, |value| lines(&view.queue, &value["settings"]));
+            return Ok(Exit::Ok);
+        }
+        QueueCommand::Set(set) => {
+            let queue = name(&set.queue)?;
+            // What can be wrong without Redis is said without it.
+            set.apply(&mut QueueSettings::default())?;
+            connect::client(loaded).await?.queue_set(&queue, |settings| set.apply(settings)).await?
+        }
+        QueueCommand::Pause { queue, why } => {
+            let queue = name(queue)?;
+            connect::client(loaded).await?.pause(&queue, &connect::who(), why).await?
+        }
+        QueueCommand::Resume(queue) => {
+            let queue = name(queue)?;
+            connect::client(loaded).await?.resume(&queue).await?
+        }
+    };
+    render::show(output, &json(&change)?, |value| said(command, &change, &value["settings"]));
+    Ok(if change.pods_behind.is_empty() { Exit::Ok } else { Exit::Failed })
+}
+
+fn json<T: serde::Serialize>(value: &T) -> Result<Value, CliError> {
+    serde_json::to_value(value).map_err(|error| CliError::failed(error.to_string()))
+}
+
+fn said(command: &QueueCommand, change: &QueueChange, settings: &Value) -> String {
+    let queue = &change.queue;
+    let mut out = match (command, change.changed) {
+        (QueueCommand::Pause { .. }, true) => {
+            format!("queue {queue} is paused: nothing more of it is claimed\n")
+        }
+        (QueueCommand::Pause { .. }, false) => format!("queue {queue} was paused already\n"),
+        (QueueCommand::Resume(_), true) => format!("queue {queue} goes on\n"),
+        (QueueCommand::Resume(_), false) => format!("queue {queue} was not paused\n"),
+        _ => lines(queue, settings),
+    };
+    for pod in &change.pods_behind {
+        out.push_str(&format!("pod {} has not followed yet\n", render::safe(pod)));
+    }
+    out
+}
+
+/// A line for each setting: `retry.retries  5`.
+pub(super) fn lines(name: &str, settings: &Value) -> String {
+    let mut rows = Vec::new();
+    flatten("", settings, &mut rows);
+    if rows.is_empty() {
+        return format!(
+            "nothing is set for {}: the settings of the installation count\n",
+            render::safe(name)
+        );
+    }
+    let rows: Vec<(&str, String)> = rows.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    render::pairs(&rows)
+}
+
+/// Values with the names of their sections in front of theirs.
+fn flatten(prefix: &str, value: &Value, out: &mut Vec<(String, String)>) {
+    let Some(object) = value.as_object() else {
+        out.push((prefix.to_owned(), render::plain(value)));
+        return;
+    };
+    for (name, value) in object {
+        let name = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+        flatten(&name, value, out);
+    }
+}
+
+fn list(queues: &[QueueView]) -> String {
+    if queues.is_empty() {
+        return "no queues yet\n".to_owned();
+    }
+    let row = |view: &QueueView| {
+        let mut settings = view.settings.clone();
+        let state = match settings.pause.take() {
+            Some(pause) => format!("paused since {}", pause.since),
+            None => "open".to_owned(),
+        };
+        let mut rows = Vec::new();
+        flatten("", &json(&settings).unwrap_or_default(), &mut rows);
+        let set: Vec<String> = rows.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        vec![render::safe(&view.queue), state, if set.is_empty() { "-".to_owned() } else { set.join(" ") }]
+    };
+    render::table(&["queue", "state", "set"], queues.iter().map(row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::{Cli, Command};
+    use clap::Parser;
+
+    fn set(line: &str, on: &QueueSettings) -> Result<QueueSettings, &'static str> {
+        let words = ["minutehand", "queue", "set", "push"].into_iter().chain(line.split_whitespace());
+        let Command::Queue(QueueCommand::Set(set)) = Cli::try_parse_from(words).unwrap().command else {
+            panic!("{line} is another command");
+        };
+        let mut settings = on.clone();
+        set.apply(&mut settings).map_err(|error| error.field)?;
+        Ok(settings)
+    }
+
+    #[test]
+    fn options_set_and_take_away_one_by_one() {
+        let nothing = QueueSettings::default();
+        let some = set("--retries 5 --backoff fixed:200ms --lease auto --timeout 30s", &nothing).unwrap();
+        assert_eq!(
+            lines("push", &json(&some).unwrap()),
+            "lease                  auto\nretry.backoff          fixed:200ms\nretry.retries          5\ntimeouts.execution_ms  30,000\n"
+        );
+        let less = set("--retries default --timeout default --lease 45s", &some).unwrap();
+        assert_eq!(
+            less.retry.as_ref().unwrap(),
+            &TryDefaults { retries: None, backoff: Some("fixed:200ms".into()) }
+        );
+        assert_eq!((less.timeouts.clone(), less.lease), (None, Some(Lease::Fixed { ms: 45_000 })));
+        let none = set("--backoff default --lease default", &less).unwrap();
+        assert_eq!(none, nothing);
+        for (wrong, field) in [
+            ("--retries x", "retries"),
+            ("--retries 255", "retries"),
+            ("--retries -1", "retries"),
+            ("--backoff often", "backoff"),
+            ("--lease 1ms", "lease"),
+            ("--lease -5s", "lease"),
+            ("--timeout 5", "timeout"),
+            ("--dispatch-timeout 0s", "dispatch_timeout"),
+            ("--weights 1,2,3", "weights"),
+            ("--weights 0,1,1,1,1,1", "weights"),
+            ("--owner ftp://x", "owner"),
+            ("--downstream a*b", "downstream"),
+        ] {
+            assert_eq!(set(wrong, &nothing), Err(field), "{wrong}");
+        }
+    }
+}
