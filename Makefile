@@ -7,13 +7,14 @@ CARGO ?= cargo
 SERVER = $$(scripts/get-server)
 WITH_SERVER = set -e; server=$(SERVER); export MINUTEHAND_REDIS_SERVER="$$server";
 
-.PHONY: demo test bench chaos lint docs server help
+.PHONY: demo test bench bench-peers chaos lint docs server help
 
 help:
 	@echo 'make demo    watch a real plan of 1,014 pushes run'
 	@echo 'make test    all tests, each on private servers of its own'
 	@echo 'make chaos   break everything under load for CHAOS_SECONDS (300) and judge every task'
 	@echo 'make bench   what a task costs, beside the floor; BENCH="lifecycle --rounds 3" for one of them'
+	@echo 'make bench-peers  the same work by other schedulers, installed under target/peers; PEERS="--only bullmq"'
 	@echo 'make lint    formatting and clippy, warnings denied'
 	@echo 'make docs    documentation of the crate, warnings denied'
 	@echo 'make server  print the path of the Redis server that all of these use'
@@ -36,6 +37,10 @@ chaos:
 
 bench:
 	@$(WITH_SERVER) $(CARGO) bench --features testing --bench bench -- $(BENCH)
+
+# By hand: it fetches the others from their package registries.
+bench-peers:
+	@$(WITH_SERVER) $(CARGO) bench --features testing --bench bench -- peers $(PEERS)
 
 lint:
 	$(CARGO) fmt --all --check

@@ -92,6 +92,7 @@ pub async fn deliver(space: &Space, executor: &str, tasks: &[Granted]) -> Result
     for task in tasks {
         let urgent = task.lane.priority().is_urgent();
         let offer = Offer {
+            ahead: false,
             id: task.id,
             grant: task.grant,
             group: task.lane.group(),

@@ -3,12 +3,20 @@
 //! Every comparison is made within one run, round by round on fresh servers, since figures of two runs on a
 //! shared machine differ by more than what is compared. Ratios are the middle of the rounds' own ratios.
 
+mod burst;
+mod cost;
+mod crowd;
 mod floor;
 mod growth;
 mod kit;
 mod lifecycle;
+mod own;
 mod paced;
+mod peers;
+mod precision;
+mod scale;
 mod size;
+mod worker;
 
 use std::path::PathBuf;
 
@@ -20,6 +28,9 @@ use kit::report::{Report, table};
 use kit::shape::Shape;
 use kit::stat::{Failure, least, median};
 use lifecycle::Mode;
+
+#[global_allocator]
+static COUNTED: cost::Counted = cost::Counted;
 
 /// What a task costs, measured on a private server.
 #[derive(Debug, Parser)]
@@ -49,6 +60,24 @@ enum Bench {
     Growth(GrowthArgs),
     /// The whole way at a pace, through real processes.
     Paced(PacedArgs),
+    /// Start − due at arbitrary milliseconds, through real processes.
+    Precision(scale::PrecisionArgs),
+    /// 100,000 tasks due within one second.
+    Burst(scale::BurstArgs),
+    /// 1,000,000 tasks due at one instant in one bucket, drained by several pods.
+    Hot(scale::HotArgs),
+    /// 1,000 executors that report themselves, and 256 idle buckets.
+    Fleet(scale::FleetArgs),
+    /// Allocations, processor time, calls and bytes on the wire of a task.
+    Cost(scale::CostArgs),
+    /// Other schedulers on the same work; installs them under target/peers/.
+    Peers(peers::PeersArgs),
+    /// Ourselves as a peer.
+    #[command(hide = true)]
+    Own(own::OwnArgs),
+    /// An executor that notes its starts, for the others.
+    #[command(hide = true)]
+    Worker(worker::WorkerArgs),
     /// All of them.
     All,
 }
@@ -181,6 +210,11 @@ fn main() -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let door = if cli.tcp { Door::Tcp } else { Door::Unix };
     let mut report = Report::new(cli.json, cli.history);
+    match cli.bench {
+        Some(Bench::Worker(args)) => return runtime.block_on(worker::run(args)),
+        Some(Bench::Own(args)) => return runtime.block_on(own::run(args)),
+        _ => {}
+    }
     report.head(&Redis::start(door)?.version());
     let size = SizeArgs { tasks: 1_000_000, buckets: 8 };
     let growth = || GrowthArgs { waiting: vec![10_000, 100_000, 1_000_000], ten_million: false, rounds: 3 };
@@ -191,6 +225,13 @@ fn main() -> Result<(), Failure> {
             Bench::Size(args) => run_size(&mut report, door, args).await?,
             Bench::Growth(args) => run_growth(&mut report, door, args).await?,
             Bench::Paced(args) => run_paced(&mut report, door, args).await?,
+            Bench::Precision(args) => scale::run_precision(&mut report, door, args).await?,
+            Bench::Burst(args) => scale::run_burst(&mut report, door, args).await?,
+            Bench::Hot(args) => scale::run_hot(&mut report, door, args).await?,
+            Bench::Fleet(args) => scale::run_fleet(&mut report, door, args).await?,
+            Bench::Cost(args) => scale::run_cost(&mut report, door, args).await?,
+            Bench::Peers(args) => peers::run(&mut report, &args)?,
+            Bench::Worker(_) | Bench::Own(_) => {}
             Bench::All => {
                 run_lifecycle(&mut report, door, Life::default()).await?;
                 run_lifecycle(

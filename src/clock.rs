@@ -40,7 +40,32 @@ pub fn ms(ms: i64) -> Duration {
 pub struct RedisClock {
     origin: Instant,
     inner: parking_lot::Mutex<Estimate>,
+    floor: parking_lot::Mutex<Floor>,
 }
+
+/// The surest lower bound of the distance between Redis's clock and the local one.
+///
+/// Redis said `redis_us` before its answer arrived, so its clock is at least that far ahead. The best
+/// answer of a while is kept; each also says what the distance is at most, which shows a leap back.
+#[derive(Debug, Clone, Copy)]
+struct Floor {
+    /// Redis time less local µs since `origin`, at least; best of this window.
+    young_us: i64,
+    /// The same, best of the window before.
+    old_us: i64,
+    /// When this window began, in local µs since `origin`.
+    since_us: i64,
+}
+
+/// No lower bound is known.
+const UNKNOWN: i64 = i64::MIN;
+/// An answer counts for this window and the next.
+const FLOOR_WINDOW_US: i64 = 250_000;
+/// How much two clocks may drift apart meanwhile: 100 µs a second, for the up to three windows that the
+/// older answers may be old.
+const FLOOR_DRIFT_US: i64 = 3 * FLOOR_WINDOW_US / 10_000;
+/// Without an answer for this long nothing is known any more.
+const FLOOR_KEPT_US: i64 = 10_000_000;
 
 #[derive(Debug, Clone, Copy)]
 struct Estimate {
@@ -63,7 +88,8 @@ impl RedisClock {
     /// A clock that follows the local wall clock until the first sample.
     pub fn new() -> Self {
         let inner = Estimate { at_origin_us: wall_us(), round_trip_us: i64::MAX, taken_us: 0, known: false };
-        Self { origin: mono(), inner: parking_lot::Mutex::new(inner) }
+        let floor = Floor { young_us: UNKNOWN, old_us: UNKNOWN, since_us: 0 };
+        Self { origin: mono(), inner: parking_lot::Mutex::new(inner), floor: parking_lot::Mutex::new(floor) }
     }
 
     fn local_us(&self, at: Instant) -> i64 {
@@ -75,6 +101,7 @@ impl RedisClock {
         let (sent_us, got_us) = (self.local_us(sent), self.local_us(mono()));
         let round_trip_us = got_us - sent_us;
         let at_origin_us = redis_us - (sent_us + round_trip_us / 2);
+        self.floor.lock().sample(redis_us - got_us, redis_us - sent_us, got_us);
         let mut now = self.inner.lock();
         let age_us = got_us - now.taken_us;
         let off_us = (at_origin_us - now.at_origin_us).abs();
@@ -98,6 +125,15 @@ impl RedisClock {
         self.inner.lock().at_origin_us + self.local_us(at)
     }
 
+    /// The local instant from which on Redis's clock surely shows `at_ms` or later; none where no answer is
+    /// young enough to tell. It comes a little late, by the fastest answer's way back.
+    pub fn surely_at(&self, at_ms: i64) -> Option<Instant> {
+        let now_us = self.local_us(mono());
+        let offset_us = self.floor.lock().at(now_us)?;
+        let local_us = at_ms.saturating_mul(1_000).saturating_sub(offset_us);
+        self.origin.checked_add(Duration::from_micros(u64::try_from(local_us).unwrap_or(0)))
+    }
+
     /// Redis time now, in ms, as estimated.
     pub fn now_ms(&self) -> i64 {
         self.now_us().div_euclid(1_000)
@@ -110,9 +146,62 @@ impl RedisClock {
     }
 }
 
+impl Floor {
+    fn sample(&mut self, least_us: i64, most_us: i64, now_us: i64) {
+        if self.young_us.max(self.old_us) > most_us {
+            // The clock leapt back, or another server answers.
+            *self = Self { young_us: least_us, old_us: UNKNOWN, since_us: now_us };
+        } else if now_us - self.since_us >= FLOOR_WINDOW_US {
+            let old_us = if now_us - self.since_us < 2 * FLOOR_WINDOW_US { self.young_us } else { UNKNOWN };
+            *self = Self { young_us: least_us, old_us, since_us: now_us };
+        } else {
+            self.young_us = self.young_us.max(least_us);
+        }
+    }
+
+    fn at(&self, now_us: i64) -> Option<i64> {
+        let known = self.young_us.max(self.old_us);
+        let age_us = now_us - self.since_us;
+        if known == UNKNOWN || age_us >= FLOOR_KEPT_US {
+            return None;
+        }
+        Some(known - FLOOR_DRIFT_US - (age_us - FLOOR_WINDOW_US).max(0) / 10_000)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lower_bound_is_never_above_the_clock_that_answers() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut chance = fastrand::Rng::with_seed(seed);
+        let mut floor = Floor { young_us: UNKNOWN, old_us: UNKNOWN, since_us: 0 };
+        assert_eq!(floor.at(0), None);
+        let (mut now, mut offset, mut best) = (0, chance.i64(-1_000_000..1_000_000), i64::MAX);
+        for step in 0..20_000 {
+            now += chance.i64(0..50_000);
+            offset += chance.i64(-1..=1);
+            let (there, back) = (chance.i64(20..3_000), chance.i64(20..3_000));
+            let said = now + offset;
+            let (sent, got) = (now - there, now + back);
+            floor.sample(said - got, said - sent, got);
+            now = got;
+            let bound = floor.at(now).unwrap();
+            assert!(bound <= offset, "step {step}: {bound} is above {offset}");
+            best = best.min(offset - bound);
+            if step % 5_000 == 4_999 {
+                // The clock leaps, either way: the next answer is believed.
+                offset += if chance.bool() { 120_000_000 } else { -120_000_000 };
+                floor.sample(offset - 100, offset + 100, now);
+                assert_eq!(floor.at(now), Some(offset - 100 - FLOOR_DRIFT_US));
+            }
+        }
+        assert!(best < FLOOR_DRIFT_US + 500, "close where answers were fast: {best}");
+        assert_eq!(floor.at(now + FLOOR_KEPT_US), None, "old answers tell nothing");
+    }
 
     #[test]
     fn a_sample_sets_the_clock_and_a_leap_replaces_it() {

@@ -53,6 +53,11 @@ pub const HOLDERS_MAX: usize = 8;
 /// Most combinations of queue and required labels in a namespace (18 bits, capped).
 pub const LANE_GROUPS_MAX: u32 = 65_536;
 
+/// Longest time before it is due that a task is claimed, so that it can start on its millisecond. So long it can be
+/// lost with an executor that dies, and so long a cancel is a wish instead of a deed.
+pub const LOOK_AHEAD_MAX_MS: i64 = 200;
+/// How long before it is due a task is claimed by default: pays the way to the executor, and lets calls carry more.
+pub const LOOK_AHEAD_MS: i64 = 60;
 /// How long a pod's permit for a bucket lasts without renewal.
 pub const LOCK_MS: i64 = 3_000;
 /// A claimed task must have started by then, else it is handed back, uncounted.

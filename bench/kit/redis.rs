@@ -42,6 +42,11 @@ impl Redis {
         })
     }
 
+    /// Its port, where it has one.
+    pub fn port(&self) -> Result<i64, Failure> {
+        Ok(self.server.port().ok_or("the server has no port")?.into())
+    }
+
     /// A store on it, with as many connections as asked for.
     pub async fn store(&self, pool_size: usize) -> Result<Store, Failure> {
         let url = self.url()?;
@@ -75,6 +80,31 @@ impl Redis {
         let Some(pid) = self.server.pid() else { return 0.0 };
         let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/schedstat")).unwrap_or_default();
         text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0) / 1_000.0
+    }
+
+    /// Commands that clients have sent so far; what scripts call inside is not counted, nor is the question.
+    pub fn calls(&mut self) -> Result<f64, Failure> {
+        let info = self.info("commandstats")?;
+        let names = ["evalsha", "eval", "spublish", "publish", "ping", "hget", "hgetall", "hlen"];
+        let calls = info.lines().filter_map(|line| {
+            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            names.contains(&name).then(|| rest.split(',').next()?.parse::<f64>().ok()).flatten()
+        });
+        Ok(calls.sum())
+    }
+
+    /// Bytes that the server has received and sent so far.
+    pub fn wire(&mut self) -> Result<(f64, f64), Failure> {
+        let info = self.info("stats")?;
+        Ok((number(&info, "total_net_input_bytes")?, number(&info, "total_net_output_bytes")?))
+    }
+
+    /// Entries of the slow log: commands that took 10 ms or more.
+    pub fn slow(&mut self) -> Result<usize, Failure> {
+        match self.control.ask(&["SLOWLOG", "LEN"])? {
+            Answer::Int(count) => Ok(usize::try_from(count)?),
+            _ => Err("SLOWLOG LEN gave no number".into()),
+        }
     }
 
     /// Bytes of data in the server: allocated, less what it allocates when empty and for clients.

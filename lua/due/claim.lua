@@ -5,7 +5,8 @@
 --         8 bytes  9 holders  10 lock_ms  11 dispatch_ms  12 lease_ms  13 now expected by the caller, or ""
 --         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
---         27 n, n × (group, quota, quota)  then the signature of the frozen plans and their names
+--         27 look-ahead ms: what is due so soon is granted too, if all of it may go
+--         28 n, n × (group, quota, quota)  then the signature of the frozen plans and their names
 -- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once,
 --         1 if nothing runs, stands in a lane or is held, n × (head, spec)}
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
@@ -211,7 +212,7 @@ end
 
 -- Tasks of frozen plans are set aside in `held:<plan>`, still pending; those of thawed ones come back to where their
 -- due time says, a stretch a visit.
-local plan_at, frozen, again, cut, aside = 28 + 3 * tonumber(ARGV[27]), nil, false, false, 0
+local plan_at, frozen, again, cut, aside = 29 + 3 * tonumber(ARGV[28]), nil, false, false, 0
 for i = plan_at + 1, #ARGV do
   frozen = frozen or {}
   frozen[ARGV[i]] = true
@@ -322,6 +323,16 @@ for _, name in ipairs(names) do
 end
 local sets = urgent
 for _, name in ipairs(normal) do sets[#sets + 1] = name end
+-- The look-ahead may reach into the next minute; its timers and keys wait until then.
+local till = now + tonumber(ARGV[27])
+if floor(till / 60000) > minute then
+  for _, name in ipairs(call('ZRANGE', agenda, minute + 1, floor(till / 60000), 'BYSCORE', 'LIMIT', 0, NEW_SETS)) do
+    local kind = sub(name, 1, 1)
+    for _, set in ipairs(kind ~= 't' and kind ~= 'k' and due_sets(name) or {}) do
+      if safely(need, 'zset', 'due:' .. set) > 0 then sets[#sets + 1] = set end
+    end
+  end
+end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
 if now - tonumber(meta[13] or 0) >= KEEP then call('HSET', KEYS[1], 'kept', now13) end
@@ -369,7 +380,7 @@ end
 local ready = tonumber(call('HGET', counts, 'ready') or 0)
 local ready_before = ready
 local pool, taken, truncated, lanes, order, bound
-local function look(timed)
+local function look(timed, until_ms)
   -- Without times it only looks whether all may go straight through: twice as far as that can be.
   local most = (timed or limit >= RIPEN / 2) and RIPEN or (limit > RIPEN / 8 and 2 * limit or RIPEN / 4)
   local budget, left = ready < RIPEN and most or (limit > 100 and limit or 100), #sets
@@ -381,8 +392,8 @@ local function look(timed)
     left = left - 1
     if cap > 0 then
       local key, got = P .. 'due:' .. name, nil
-      if timed then got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
-      else got = call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, cap) end
+      if timed then got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
+      else got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', 0, cap) end
       local n = #got / step
       local cut = n == cap
       budget = budget - n
@@ -416,7 +427,7 @@ end
 
 -- Quotas by queue: a default and exceptions.
 local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
-for i = 28, 25 + 3 * tonumber(ARGV[27]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
+for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
 local function quota(l)
   local q = quotas[l.group]
   if not q then
@@ -440,10 +451,10 @@ local big = limit * tonumber(meta[9] or 0) > tonumber(ARGV[8])
 local straight = not big and not frozen and (ready == 0 or (
   call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2', P .. 'ring:3', P .. 'ring:4', P .. 'ring:5') == 0
   and (meta[6] == ARGV[26] or call('EXISTS', P .. 'parked') == 0)))
-if straight then
-  look(false)
-  straight = not truncated
-  local total, low = 0, 0
+-- Whether all that is due by `until_ms` may go, or `some` of it.
+local function all_go(until_ms)
+  look(false, until_ms)
+  local total, low, fits = 0, 0, not truncated
   local left_any, left_normal = {}, {}
   for _, l in ipairs(order) do
     local _, q = quota(l)
@@ -454,15 +465,15 @@ if straight then
       low = low + l.n
       local b = (left_normal[l.group] or q[2]) - l.n
       left_normal[l.group] = b
-      if b < 0 then straight = false end
+      if b < 0 then fits = false end
     end
-    if a < 0 then straight = false end
+    if a < 0 then fits = false end
   end
-  if total > limit or low > normal_limit then straight = false end
+  fits = fits and total <= limit and low <= normal_limit
   -- Of a single lane in sight the oldest may go straight through too, where they are no small part of what is seen:
   -- there is nobody to whom they would have to give way.
   local l = order[1]
-  if not straight and l and not order[2] then
+  if not fits and l and not order[2] and until_ms <= now then
     local n = quota(l)
     if n > limit then n = limit end
     if l.level >= 2 and n > normal_limit then n = normal_limit end
@@ -470,10 +481,12 @@ if straight then
     local whole = true
     for _, t in ipairs(taken) do whole = whole and not string.find(t.name, '.', 1, true) end
     if n > 0 and 2 * n >= total and (whole or not taken[2]) then
-      straight, some, backlog = true, n, total - n
+      fits, some, backlog = true, n, total - n
     end
   end
+  return fits
 end
+straight = straight and ((till > now and all_go(till)) or all_go(now))
 if straight then
   if #pool > 0 then safely(need_grant) end
   if some then
@@ -500,7 +513,7 @@ if straight then
   end
 else
   safely(need_choice)
-  look(true)
+  look(true, now)
   -- Ripen: what was read moves into its lane. The due set gives it up after the lane has it.
   for _, l in ipairs(order) do safely(need, 'zset', 'ready:' .. l.lane) end
   for _, l in ipairs(order) do

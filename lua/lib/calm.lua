@@ -19,7 +19,8 @@ do
   -- Another pod may have come in while this one rested.
   if calm and till <= now then calm = call('HLEN', lock) == 1 end
   if calm then
-    local this = floor(now / 60000)
+    local soon = now + tonumber(ARGV[27])
+    local this = floor(soon / 60000)
     local next_due, names = (this + 1) * 60000, peek('ZRANGE', P .. 'agenda', 0, 8, 'WITHSCORES')
     calm = not names.err
     if calm and not names[1] then next_due = -1 end
@@ -32,7 +33,7 @@ do
       for _, set in ipairs(kind < 58 and i < 17 and due_sets(names[i]) or {}) do
         local head = peek('ZRANGE', P .. 'due:' .. set, 0, 0, 'WITHSCORES')
         local due = head[2] and tonumber(head[2])
-        calm = calm and not head.err and not (due and due <= now)
+        calm = calm and not head.err and not (due and due <= soon)
         some = some or due
         if due and due < next_due then next_due = due end
       end

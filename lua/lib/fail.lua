@@ -55,14 +55,20 @@ end
 -- What a hand-back would write.
 local function need_back(id, spec)
   local at = at_of(id, spec)
+  if at.due > now then
+    need('zset', 'agenda')
+    need_due(id, at.due, at.lane)
+    return
+  end
   need('zset', 'ready:' .. at.lane)
   need('zset', 'ring:' .. level(at.lane))
 end
--- Sets a running task back into its lane, uncounted; it goes to the front by its due time.
+-- Sets a running task back into its lane, uncounted; it goes to the front by its due time. One that was claimed ahead
+-- of its time waits for it again.
 local function hand_back(id, r, spec, losses)
   local at = at_of(id, spec)
   call('HSET', P .. 'at', id, at_make(at.due, at.lane, sub(run_grant(r), 1, 8), at.failures, losses, at.edits))
-  lane_put(id, at.due, at.lane)
+  if at.due > now then due_put(id, at.due, at.lane) else lane_put(id, at.due, at.lane) end
   call('HDEL', P .. 'run', id)
 end
 -- Puts a running task among the dead letters, with its spec kept for a redrive.

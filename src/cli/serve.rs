@@ -42,6 +42,7 @@ pub async fn prepare(
         poll_ms: settings.pod.poll.ms(),
         dispatch_ms: settings.defaults.dispatch_timeout.ms(),
         gather_max_ms: settings.pod.gather.ms().unsigned_abs(),
+        look_ahead_ms: settings.pod.look_ahead.ms(),
         ..PodSettings::default()
     };
     Ok(Served { pod: Pod::new(space, pod), listener, http, metrics })

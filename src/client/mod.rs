@@ -163,7 +163,13 @@ impl Client {
             WishAnswer::Done => Ok(Cancelled::Done),
             WishAnswer::Running { holder } => {
                 // A hint; the executor hears of the flag at its next renewal anyway.
-                let _ = member::tell_executor(space, &holder, format!("c{id}").as_bytes()).await;
+                let wish = format!("c{id}");
+                // The holder is an executor, or the pod that has just handed the task out.
+                let (executor, pod) = tokio::join!(
+                    member::tell_executor(space, &holder, wish.as_bytes()),
+                    member::tell_pod_cancel(space, &holder, id),
+                );
+                let _ = executor.and(pod);
                 Ok(Cancelled::Asked { holder })
             }
             other => Err(wrong_state(id, other)),

@@ -89,11 +89,13 @@ pub(super) struct Draft {
     pub bucket: u16,
     pub attempt: u32,
     pub valid_ms: i64,
+    /// Due so much later: offered ahead.
+    pub ahead_ms: i64,
 }
 
 impl Default for Draft {
     fn default() -> Self {
-        Self { spec: spec(Priority::P3), bucket: 0, attempt: 1, valid_ms: 15_000 }
+        Self { spec: spec(Priority::P3), bucket: 0, attempt: 1, valid_ms: 15_000, ahead_ms: 0 }
     }
 }
 
@@ -134,18 +136,19 @@ impl Fake {
         let offer = {
             let mut state = self.state.lock();
             state.next += 1;
-            let Draft { mut spec, bucket, attempt, valid_ms } = draft;
+            let Draft { mut spec, bucket, attempt, valid_ms, ahead_ms } = draft;
             let minute = Minute((EPOCH_MS / 60_000) as u32);
             let id = TaskId::new(minute, Bucket::new(bucket).unwrap(), state.next);
             let grant = Grant::new(attempt, Nonce::new(state.next));
             let deadline_ms = self.now_ms() + valid_ms;
-            spec.due = minute.start().plus(self.now_ms() - minute.start().0);
+            spec.due = UnixMs(self.now_ms() + ahead_ms);
             state.runs.insert(id, Run { grant, deadline_ms, started: false, cancel: false });
             let offer = Offer {
                 id,
                 grant,
                 group: spec.lane.group(),
                 urgent: spec.lane.priority().is_urgent(),
+                ahead: ahead_ms > 0,
                 due: spec.due,
                 attempt,
                 not_after: UnixMs(deadline_ms),
@@ -232,6 +235,15 @@ impl Link for Fake {
 
     fn mono(&self) -> Instant {
         tokio::time::Instant::now().into_std()
+    }
+
+    fn surely_at(&self, _: Bucket, at: UnixMs) -> Option<Instant> {
+        let us = u64::try_from((at.0 - EPOCH_MS) * 1_000).unwrap_or(0);
+        Some((self.origin + Duration::from_micros(us)).into_std())
+    }
+
+    async fn sleep_until(&self, at: Instant) {
+        tokio::time::sleep_until(at.into()).await;
     }
 
     async fn group(&self, code: u32) -> Result<LaneGroup, StoreError> {

@@ -6,7 +6,7 @@
 //!
 //! | phase | what it is | what the keeper does |
 //! | --- | --- | --- |
-//! | waiting | taken, no slot free yet | renews the grant well before it lapses |
+//! | waiting | taken; its time has not come, or no slot is free yet | renews the grant well before it lapses |
 //! | running | with its handler | says `start` if it lasts, then renews at a third of the lease |
 //! | done | its outcome waits to be accepted | renews, in case that takes long |
 
@@ -42,6 +42,9 @@ const RECENT_MAX: usize = 16_384;
 const PREFETCH_MS: f64 = 20.0;
 /// Most tasks fetched ahead unless set otherwise: one batch.
 pub(super) const PREFETCH_MAX: u32 = limits::BATCH_MAX_ROWS as u32;
+/// Wishes to cancel are remembered for so long, and so many of them, in case they come before their tasks.
+const WISH_KEPT: Duration = Duration::from_secs(1);
+const WISHES_MAX: usize = 256;
 /// Weight of the latest run in the moving averages: the last ten or so count.
 const AVERAGE_WEIGHT: f64 = 0.1;
 /// Never: a time to act that does not come.
@@ -95,11 +98,24 @@ pub(super) struct Arrived {
     pub good_until: Instant,
     /// Local time at which it was taken.
     pub taken: Instant,
+    /// Local time from which on it may start; none: at once.
+    pub start_at: Option<Instant>,
     pub route: Route,
 }
 
 impl Arrived {
-    pub fn new(offer: &Offer, spec: Spec, route: Route, now: Instant, now_ms: i64) -> Self {
+    /// `surely_due` is when its time has surely come, if that is known.
+    pub fn new(
+        offer: &Offer,
+        spec: Spec,
+        route: Route,
+        now: Instant,
+        now_ms: i64,
+        surely_due: Option<Instant>,
+    ) -> Self {
+        // Whatever the clocks say, it was claimed at most so long before its time.
+        let latest = now + crate::clock::ms(limits::LOOK_AHEAD_MAX_MS);
+        let start_at = offer.ahead.then(|| surely_due.unwrap_or(latest).min(latest)).filter(|at| *at > now);
         let left = crate::clock::ms(offer.not_after.0 - now_ms);
         Self {
             execution: ExecutionId { id: offer.id, grant: offer.grant },
@@ -109,6 +125,7 @@ impl Arrived {
             urgent: offer.urgent,
             good_until: now + left.min(FAR),
             taken: now,
+            start_at,
             route,
         }
     }
@@ -158,6 +175,8 @@ struct Held {
     /// A `start` was accepted.
     started: bool,
     urgent: bool,
+    /// It waits for its time, not for a slot.
+    early: bool,
     /// Somebody asked for it to be cancelled while it waited.
     cancelled: bool,
     lease: Duration,
@@ -258,6 +277,13 @@ struct Inner {
     waiting: [VecDeque<Arrived>; 2],
     /// Entries of `waiting` that still count; the others are skipped when they are reached.
     live: [u32; 2],
+    /// What may not start yet, by the time from which on it may.
+    early: BTreeMap<(Instant, u64), Arrived>,
+    /// Entries of `early` that still count.
+    early_live: [u32; 2],
+    arrivals: u64,
+    /// Wishes to cancel that came before their tasks, oldest first.
+    wished: VecDeque<(Instant, TaskId)>,
     running: [u32; 2],
     load_ms: f64,
     run_ms: Option<f64>,
@@ -273,6 +299,8 @@ pub(super) struct Hands {
     inner: Mutex<Inner>,
     /// Fires when the level that [`Hands::notify_at`] named is reached.
     pub room: Notify,
+    /// Fires when something came that may start sooner than all that was here.
+    pub sooner: Notify,
 }
 
 const URGENT: usize = 0;
@@ -280,7 +308,28 @@ const NORMAL: usize = 1;
 
 impl Inner {
     fn in_hand(&self) -> u32 {
-        self.live[URGENT] + self.live[NORMAL] + self.running[URGENT] + self.running[NORMAL]
+        let sum = |counts: [u32; 2]| counts[URGENT] + counts[NORMAL];
+        sum(self.live) + sum(self.early_live) + sum(self.running)
+    }
+
+    /// Held and not started, of one class.
+    fn unstarted(&self, class: usize) -> u32 {
+        self.live[class] + self.early_live[class]
+    }
+
+    /// What may start by now waits for a slot.
+    fn ripen(&mut self, now: Instant) {
+        while let Some(first) = self.early.first_entry()
+            && first.key().0 <= now
+        {
+            let task = first.remove();
+            let Some(held) = self.held.get_mut(&task.execution).filter(|held| held.early) else { continue };
+            held.early = false;
+            let class = if task.urgent { URGENT } else { NORMAL };
+            self.early_live[class] -= 1;
+            self.live[class] += 1;
+            self.waiting[class].push_back(task);
+        }
     }
 
     fn forget(&mut self, execution: &ExecutionId) -> Option<Held> {
@@ -299,7 +348,8 @@ impl Inner {
 
     fn drop_waiting(&mut self, execution: &ExecutionId) {
         if let Some(held) = self.forget(execution) {
-            self.live[if held.urgent { URGENT } else { NORMAL }] -= 1;
+            let counts = if held.early { &mut self.early_live } else { &mut self.live };
+            counts[if held.urgent { URGENT } else { NORMAL }] -= 1;
             self.lighter(held.cost_ms);
         }
     }
@@ -318,6 +368,7 @@ impl Inner {
         if self.closed {
             return None;
         }
+        self.ripen(now);
         let task = self.pop(URGENT).or_else(|| if pool == Pool::Normal { self.pop(NORMAL) } else { None })?;
         let signal = Arc::new(Signal::default());
         let held = self.held.get_mut(&task.execution)?;
@@ -335,7 +386,7 @@ pub(super) type Calls = BTreeMap<Bucket, (Vec<StartRow>, Vec<StartRow>)>;
 
 impl Hands {
     pub fn new(size: Size, keep: Keep) -> Self {
-        Self { size, keep, inner: Mutex::default(), room: Notify::new() }
+        Self { size, keep, inner: Mutex::default(), room: Notify::new(), sooner: Notify::new() }
     }
 
     /// Takes in what was not seen before; answers how many that were. Hands back, once closed, all of it.
@@ -345,18 +396,21 @@ impl Hands {
             let back = tasks.iter().filter(|task| !inner.held.contains_key(&task.execution));
             return Err(back.map(|task| (task.execution.id, task.execution.grant)).collect());
         }
-        let mut fresh = 0;
+        let (mut fresh, mut sooner) = (0, false);
         for task in tasks {
             if inner.held.contains_key(&task.execution) || inner.recent.has(&task.execution) {
                 tracing::debug!(execution = %task.execution, "offered twice; the second is left out");
                 continue;
             }
             let lease = task.spec.lease_ms.map_or(limits::LEASE_MS, i64::from);
+            let wished =
+                inner.wished.iter().any(|(at, id)| *id == task.execution.id && task.taken < *at + WISH_KEPT);
             let held = Held {
                 phase: Phase::Waiting,
                 started: false,
                 urgent: task.urgent,
-                cancelled: false,
+                early: task.start_at.is_some(),
+                cancelled: wished,
                 lease: crate::clock::ms(lease),
                 cost_ms: task.cost_ms(),
                 good_until: task.good_until,
@@ -370,16 +424,34 @@ impl Hands {
             inner.load_ms += held.cost_ms;
             inner.held.insert(task.execution, held);
             let class = if task.urgent { URGENT } else { NORMAL };
-            inner.live[class] += 1;
-            inner.waiting[class].push_back(task);
+            if let Some(at) = task.start_at {
+                sooner |= inner.early.first_key_value().is_none_or(|((first, _), _)| at < *first);
+                inner.arrivals += 1;
+                inner.early_live[class] += 1;
+                let key = (at, inner.arrivals);
+                inner.early.insert(key, task);
+            } else {
+                inner.live[class] += 1;
+                inner.waiting[class].push_back(task);
+            }
             fresh += 1;
         }
+        drop(inner);
+        if sooner {
+            self.sooner.notify_one();
+        }
         Ok(fresh)
+    }
+
+    /// When the first of what waits for its time may start.
+    pub fn next_start(&self) -> Option<Instant> {
+        self.inner.lock().early.first_key_value().map(|((at, _), _)| *at)
     }
 
     /// Gives free slots to what waits: urgent tasks first, and normal slots first to them too.
     pub fn launch(&self, now: Instant) -> Vec<(Pool, Job)> {
         let mut inner = self.inner.lock();
+        inner.ripen(now);
         let mut jobs = Vec::new();
         for (pool, slots) in [(Pool::Normal, self.size.slots), (Pool::Urgent, self.size.urgent_slots)] {
             while inner.running[pool as usize] < slots
@@ -458,7 +530,7 @@ impl Hands {
             in_hand,
             capacity,
             room: capacity.saturating_sub(in_hand),
-            urgent_room: spare.saturating_sub(inner.live[URGENT]),
+            urgent_room: spare.saturating_sub(inner.unstarted(URGENT)),
             idle: self.size.slots.saturating_sub(inner.running[Pool::Normal as usize] + inner.live[NORMAL]),
             running: inner.running[0] + inner.running[1],
         }
@@ -467,7 +539,7 @@ impl Hands {
     /// Handlers at work, what waits for a slot, and the estimated cost of both in ms.
     pub fn load(&self) -> (u32, u32, f64) {
         let inner = self.inner.lock();
-        (inner.running[0] + inner.running[1], inner.live[0] + inner.live[1], inner.load_ms)
+        (inner.running[0] + inner.running[1], inner.unstarted(0) + inner.unstarted(1), inner.load_ms)
     }
 
     /// Slots that only P0 and P1 may use.
@@ -475,17 +547,27 @@ impl Hands {
         self.size.urgent_slots
     }
 
-    /// Has the keeper ask at once how a running task's grant stands. False: it does not run here.
+    /// Has the keeper ask at once how a running task's grant stands; one that has not started has to ask before
+    /// it does. False: it does not run here.
     pub fn hurry(&self, id: TaskId, now: Instant) -> bool {
         let mut inner = self.inner.lock();
-        let mut found = false;
-        let runs = inner
-            .held
-            .iter_mut()
-            .filter(|(execution, held)| execution.id == id && held.phase == Phase::Running);
-        for (_, held) in runs {
-            held.act_at = now;
-            found = true;
+        let (mut found, mut here) = (false, false);
+        for (_, held) in inner.held.iter_mut().filter(|(execution, _)| execution.id == id) {
+            here = true;
+            match held.phase {
+                Phase::Waiting => held.cancelled = true,
+                Phase::Running => {
+                    held.act_at = now;
+                    found = true;
+                }
+                Phase::Done => {}
+            }
+        }
+        if !here {
+            if inner.wished.len() >= WISHES_MAX {
+                inner.wished.pop_front();
+            }
+            inner.wished.push_back((now, id));
         }
         found
     }
@@ -497,7 +579,8 @@ impl Hands {
         inner.closed = true;
         let mut back = Vec::new();
         for class in [URGENT, NORMAL] {
-            for task in std::mem::take(&mut inner.waiting[class]) {
+            let early = if class == URGENT { std::mem::take(&mut inner.early) } else { BTreeMap::new() };
+            for task in std::mem::take(&mut inner.waiting[class]).into_iter().chain(early.into_values()) {
                 if inner.held.get(&task.execution).is_some_and(|held| held.phase == Phase::Waiting) {
                     inner.drop_waiting(&task.execution);
                     back.push((task.execution.id, task.execution.grant));
@@ -512,6 +595,14 @@ impl Hands {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let mut back = Vec::new();
+        for (key, task) in std::mem::take(&mut inner.early) {
+            if !frozen(&task.route.queue.name, task.spec.plan.as_ref().map(PlanName::as_str)) {
+                inner.early.insert(key, task);
+            } else if inner.held.get(&task.execution).is_some_and(|held| held.early) {
+                inner.drop_waiting(&task.execution);
+                back.push((task.execution.id, task.execution.grant));
+            }
+        }
         for class in [URGENT, NORMAL] {
             for task in std::mem::take(&mut inner.waiting[class]) {
                 if !frozen(&task.route.queue.name, task.spec.plan.as_ref().map(PlanName::as_str)) {
@@ -652,8 +743,8 @@ impl Size {
     /// In hand, without what the urgent slots hold or will hold.
     fn hand(self, inner: &Inner) -> u32 {
         let spare = self.urgent_slots.saturating_sub(inner.running[Pool::Urgent as usize]);
-        let urgent = inner.live[URGENT].saturating_sub(spare);
-        inner.running[Pool::Normal as usize] + inner.live[NORMAL] + urgent
+        let urgent = inner.unstarted(URGENT).saturating_sub(spare);
+        inner.running[Pool::Normal as usize] + inner.unstarted(NORMAL) + urgent
     }
 }
 
@@ -689,6 +780,7 @@ mod tests {
             urgent: priority.is_urgent(),
             good_until: now + Duration::from_secs(15),
             taken: now,
+            start_at: None,
             route: Route { queue, labels: Arc::default() },
         }
     }

@@ -256,7 +256,10 @@ async fn take_in<L: Link>(
             continue;
         }
         match Spec::decode(&offer.spec, offer.id.home().start()) {
-            Ok(spec) => tasks.push(Arrived::new(&offer, spec, route, now, now_ms)),
+            Ok(spec) => {
+                let due = offer.ahead.then(|| core.link.surely_at(offer.id.bucket(), offer.due)).flatten();
+                tasks.push(Arrived::new(&offer, spec, route, now, now_ms, due));
+            }
             Err(error) => {
                 tracing::error!(%execution, %error, "a task cannot be read");
                 core.refuse(execution, Outcome::Fatal { error: error.to_string() }).await;

@@ -5,8 +5,9 @@ pub(super) use crate::store::member::{ExecutorRecord, Offer, Take, Taken};
 pub(super) use crate::store::queue::Freeze;
 pub(super) use crate::store::run::{AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
 
+use super::timer::Timer;
 use crate::clock;
-use crate::model::{Bucket, Grant, LaneGroup, TaskId};
+use crate::model::{Bucket, Grant, LaneGroup, TaskId, UnixMs};
 use crate::store::due::ReleaseAnswer;
 use crate::store::{Space, Subscription, due, member, queue, run};
 use std::future::Future;
@@ -41,6 +42,10 @@ pub(super) trait Link: Send + Sync + 'static {
     fn now_us(&self) -> i64;
     /// The local monotonic clock.
     fn mono(&self) -> Instant;
+    /// When the clock of a bucket's server surely shows `at`; none where that server was not heard lately.
+    fn surely_at(&self, bucket: Bucket, at: UnixMs) -> Option<Instant>;
+    /// Sleeps until `at`, as exactly as can be had.
+    fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send;
     /// What a lane code stands for.
     fn group(&self, code: u32) -> impl Future<Output = Result<LaneGroup, StoreError>> + Send;
     /// What is frozen.
@@ -87,6 +92,7 @@ pub(super) trait Link: Send + Sync + 'static {
 pub(super) struct SpaceLink {
     pub space: Space,
     pub id: Arc<str>,
+    pub timer: Timer,
 }
 
 impl Wakes for Subscription {
@@ -116,6 +122,14 @@ impl Link for SpaceLink {
 
     fn mono(&self) -> Instant {
         clock::mono()
+    }
+
+    fn surely_at(&self, bucket: Bucket, at: UnixMs) -> Option<Instant> {
+        self.space.surely_at(bucket, at)
+    }
+
+    async fn sleep_until(&self, at: Instant) {
+        self.timer.until(at).await;
     }
 
     async fn group(&self, code: u32) -> Result<LaneGroup, StoreError> {

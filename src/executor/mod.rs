@@ -48,6 +48,7 @@ mod observe;
 mod recover;
 mod runner;
 mod stats;
+mod timer;
 
 #[cfg(test)]
 mod fake;
@@ -74,6 +75,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use timer::Timer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -202,7 +204,8 @@ impl Executor {
         shutdown: CancellationToken,
         now: CancellationToken,
     ) -> Result<ExecutorReport, ExecutorError> {
-        let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id) };
+        let timer = Timer::new()?;
+        let link = SpaceLink { space: self.space, id: Arc::clone(&self.parts.id), timer };
         // Behind a pointer, so that the caller's compiler need not look through all its layers.
         let running: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(run(link, self.parts, shutdown, now));
         running.await
@@ -308,8 +311,8 @@ pub enum ExecutorError {
     /// The journal cannot be used.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// Threads for the handlers could not be made.
-    #[error("could not make threads for handlers: {0}")]
+    /// Threads for the handlers or for starting on time could not be made.
+    #[error("could not make threads: {0}")]
     Threads(#[from] std::io::Error),
 }
 
@@ -447,6 +450,7 @@ async fn run<L: Link>(
         version: env!("CARGO_PKG_VERSION").into(),
         host: host(),
         pid: std::process::id(),
+        ahead_ms: limits::LOOK_AHEAD_MAX_MS,
         ..ExecutorRecord::default()
     };
     let averages = Arc::clone(&queues);
@@ -552,6 +556,7 @@ async fn serve<L: Link>(
     let beats = Loop::start(keeper::beat(Arc::clone(core), identity, size, every, beating.clone()));
     let acks = Loop::start(acks::run(Arc::clone(core)));
     let inbox = Loop::start(inbox::run(Arc::clone(core), queues));
+    let _starter = Loop::start(timer::start_in_time(Arc::clone(core)));
 
     tokio::select! {
         () = shutdown.cancelled() => {}

@@ -749,3 +749,60 @@ async fn an_orderly_end_leaves_nothing_in_the_journal() {
     let (_, found) = Journal::open(&paper.file(), "test", false).unwrap();
     assert_eq!(found, Recovered::default());
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_ahead_of_its_time_starts_on_it_and_takes_no_slot_until_then() {
+    let entered = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let (fake, own) = (Fake::new(), Arc::clone(&entered));
+    let clock = fake.clone();
+    let plan = Plan {
+        settings: settings(1),
+        queues: vec![(
+            "q".into(),
+            Plan::handler(move |task: Task, _| {
+                own.lock().push((task.id, clock.now_ms() - task.due.0));
+                async {
+                    sleep(Duration::from_millis(5)).await;
+                    Ok(())
+                }
+            }),
+        )],
+        threads: Some(tokio::runtime::Handle::current()),
+        ..Plan::default()
+    };
+    let bed = start_on(fake, plan);
+    // Until runs are known to be short, one executor of one slot is offered one task at a time.
+    let late = bed.fake.offer(Draft { ahead_ms: 80, ..Draft::default() }).id;
+    bed.fake.until("the first is taken", |state| state.inbox.is_empty()).await;
+    sleep(Duration::from_millis(20)).await;
+    assert!(entered.lock().is_empty(), "held");
+    bed.accepted(1).await;
+    let now = bed.fake.offer(Draft { ahead_ms: 40, ..Draft::default() }).id;
+    let at_once = bed.fake.offer(Draft::default()).id;
+    bed.accepted(3).await;
+    let seen = entered.lock().clone();
+    assert_eq!(seen.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [late, at_once, now]);
+    assert!(seen.iter().all(|(_, lag)| (0..=5).contains(lag)), "{seen:?}");
+    bed.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_held_for_its_time_can_be_cancelled_and_goes_back_at_the_end() {
+    let bed = start(settings(8), |_, _| async { Ok(()) });
+    let wished = bed.fake.offer(Draft { ahead_ms: 100, ..Draft::default() }).id;
+    bed.fake.until("it is taken", |state| state.inbox.is_empty()).await;
+    sleep(Duration::from_millis(50)).await;
+    bed.fake.cancel(wished);
+    bed.accepted(1).await;
+    assert_eq!(bed.outcome(wished), Some(Outcome::Cancelled));
+    let kept = bed.fake.offer(Draft { ahead_ms: 150, ..Draft::default() }).id;
+    bed.fake.until("it is taken", |state| state.inbox.is_empty()).await;
+    sleep(Duration::from_millis(10)).await;
+    let fake = bed.fake.clone();
+    let report = bed.end().await;
+    assert_eq!((report.started, report.cancelled, report.handed_back), (0, 1, 1));
+    assert_eq!(
+        fake.state.lock().released.iter().map(|(id, cause, _)| (*id, *cause)).collect::<Vec<_>>(),
+        [(kept, "drain")]
+    );
+}

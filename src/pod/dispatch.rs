@@ -39,6 +39,9 @@ const GATHER_MAX: Duration = Duration::from_millis(1);
 const NOTE_AFTER: Duration = Duration::from_millis(250);
 /// Offers remembered until then; beyond it the oldest go without a note.
 const NOTES_MAX: usize = 50_000;
+/// Wishes to cancel are remembered for so long, and so many of them.
+const WISH_KEPT: Duration = Duration::from_secs(1);
+const WISHES_MAX: usize = 256;
 /// Times an offer is sent again to the same executor when its answer was lost.
 const OFFER_REPEATS_MAX: u32 = 5;
 
@@ -103,6 +106,8 @@ struct Inner {
     buckets: Vec<u16>,
     /// Offers accepted lately, oldest first.
     offered: VecDeque<(Instant, TaskId, Grant, Arc<str>)>,
+    /// Wishes to cancel of late, oldest first: what they are about may be on its way.
+    wished: VecDeque<(Instant, TaskId)>,
 }
 
 /// The executors of a class: their ids, and how they stand for ordinary and for urgent tasks.
@@ -115,6 +120,8 @@ pub(crate) struct Hold<'a> {
     pub normal: u32,
     pub default_quota: Quota,
     pub quotas: Vec<(u32, Quota)>,
+    /// How long before its time every executor may be given a task.
+    pub ahead_ms: i64,
     pub frozen_plans: Arc<[PlanName]>,
 }
 
@@ -288,18 +295,20 @@ impl Dispatcher {
                 normal: 0,
                 default_quota: Quota::Closed,
                 quotas: Vec::new(),
+                ahead_ms: 0,
                 frozen_plans: Arc::clone(&inner.view.frozen_plans),
             };
         }
         inner.starved |= any == 0 && inner.held > 0;
         inner.held += any;
         let (default_quota, quotas) = quotas(&inner);
+        let ahead_ms = inner.view.ahead_ms;
         let frozen_plans = Arc::clone(&inner.view.frozen_plans);
-        Hold { shared, any, normal, default_quota, quotas, frozen_plans }
+        Hold { shared, any, normal, default_quota, quotas, ahead_ms, frozen_plans }
     }
 
     /// Routes claimed tasks and starts to send them.
-    pub fn deliver(&self, shared: &Arc<Shared>, tasks: Vec<Granted>, not_after: UnixMs) {
+    pub fn deliver(&self, shared: &Arc<Shared>, tasks: Vec<Granted>, claimed: UnixMs, not_after: UnixMs) {
         let now = clock::mono();
         let parcels = tasks.into_iter().map(|task| {
             let group = task.lane.group();
@@ -310,6 +319,7 @@ impl Dispatcher {
                 grant: task.grant,
                 group,
                 urgent,
+                ahead: task.due > claimed,
                 due: task.due,
                 attempt: task.failures + 1,
                 not_after,
@@ -537,6 +547,12 @@ impl Dispatcher {
                     inner.offered.pop_front();
                 }
                 for parcel in urgent.iter().chain(&normal) {
+                    if inner.wished.iter().any(|(_, wished)| *wished == parcel.id) {
+                        let (space, to, id) = (self.space.clone(), Arc::clone(&to), parcel.id);
+                        tokio::spawn(async move {
+                            let _ = member::tell_executor(&space, &to, format!("c{id}").as_bytes()).await;
+                        });
+                    }
                     inner.offered.push_back((at, parcel.id, parcel.grant, Arc::clone(&to)));
                 }
                 metrics.offered_tasks.increment(accepted);
@@ -642,6 +658,24 @@ impl Dispatcher {
                     tracing::debug!(%bucket, %error, "could not note offers");
                 }
             }
+        }
+    }
+
+    /// Tells the executor that was just given this task that somebody wishes it to stop. Redis does not know yet
+    /// where it is. A hint: the flag of its grant is the truth.
+    async fn pass_on_cancel(&self, id: TaskId) {
+        let to = {
+            let mut inner = self.inner.lock();
+            while inner.wished.len() >= WISHES_MAX
+                || inner.wished.front().is_some_and(|(at, _)| at.elapsed() > WISH_KEPT)
+            {
+                inner.wished.pop_front();
+            }
+            inner.wished.push_back((clock::mono(), id));
+            inner.offered.iter().rev().find(|(_, offered, ..)| *offered == id).map(|(.., to)| Arc::clone(to))
+        };
+        if let Some(to) = to {
+            let _ = member::tell_executor(&self.space, &to, format!("c{id}").as_bytes()).await;
         }
     }
 
@@ -756,6 +790,12 @@ pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
                 continue;
             }
         };
+        if let Some(id) = executor.strip_prefix(member::CANCEL_MARK) {
+            if let Some(id) = TaskId::from_bytes(id.as_bytes()) {
+                shared.dispatcher.pass_on_cancel(id).await;
+            }
+            continue;
+        }
         if !executor.is_empty() {
             tracing::trace!(executor, "room");
             shared.dispatcher.replenish(&shared, &executor);

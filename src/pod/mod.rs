@@ -7,8 +7,9 @@
 //! Deliberately absent: a queue of tasks in memory. A pod claims only what it may deliver.
 
 pub mod dispatch;
+pub mod look;
 pub mod membership;
-pub mod ownership;
+mod ownership;
 pub mod pace;
 pub mod ready;
 pub mod scheduler;
@@ -45,6 +46,9 @@ pub struct PodSettings {
     pub claim_rows: u32,
     /// Longest gathering before a claim when the pod is busy.
     pub gather_max_ms: u64,
+    /// How long before it is due a task is claimed, where its executor holds it until then; at most
+    /// [`limits::LOOK_AHEAD_MAX_MS`]. 0: not before it is due.
+    pub look_ahead_ms: i64,
     /// Shares of P0 to P5 in percent of their sum.
     pub weights: [u32; 6],
 }
@@ -59,6 +63,7 @@ impl Default for PodSettings {
             dispatch_ms: limits::DISPATCH_TIMEOUT_MS,
             claim_rows: 500,
             gather_max_ms: limits::CLAIM_GATHER_MAX_MS,
+            look_ahead_ms: limits::LOOK_AHEAD_MS,
             weights: Priority::WEIGHTS,
         }
     }
@@ -111,6 +116,7 @@ impl Pod {
         }
         settings.claim_rows = settings.claim_rows.clamp(1, limits::BATCH_MAX_ROWS as u32);
         settings.gather_max_ms = settings.gather_max_ms.min(100);
+        settings.look_ahead_ms = settings.look_ahead_ms.clamp(0, limits::LOOK_AHEAD_MAX_MS);
         let limit = Duration::from_millis(u64::try_from(3 * settings.poll_ms).unwrap_or(3_000));
         Self { space, settings, ready: Arc::new(Readiness::new(limit)), tally: Arc::default() }
     }

@@ -1,6 +1,7 @@
 //! The claim loop of one bucket: claim, hand over to dispatch, sleep until the next due time.
 
 use super::Shared;
+use super::look::LookAhead;
 use crate::clock;
 use crate::limits;
 use crate::metric;
@@ -14,6 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Times that one claim is asked for again after an error that leaves its fate open.
 const REPEATS_MAX: u32 = 3;
+/// Room that each claim asks for at least.
+const EXPECTED_MIN: u32 = 32;
 /// First wait after a failed claim; doubled up to [`limits::RECONNECT_MAX_MS`].
 const BACKOFF_MIN_MS: u64 = 20;
 /// A loop that another pod kept out looks again at least this often.
@@ -34,6 +37,8 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
         opened: shared.dispatcher.opened(),
         wants_room: false,
         backoff_ms: BACKOFF_MIN_MS,
+        look: LookAhead::new(shared.settings.look_ahead_ms),
+        expected: EXPECTED_MIN,
         shared,
         bucket,
     };
@@ -80,6 +85,9 @@ struct Loop {
     /// Whether the last claim left something ripe behind.
     wants_room: bool,
     backoff_ms: u64,
+    look: LookAhead,
+    /// Tasks that the next claim may bring, generously: more room than that is left to the other loops.
+    expected: u32,
 }
 
 impl Loop {
@@ -88,11 +96,13 @@ impl Loop {
         self.room_seen = shared.dispatcher.room_version();
         self.opened.mark_unchanged();
         // Kept until what the claim brings is routed.
-        let mut hold = shared.dispatcher.hold(&shared, shared.settings.claim_rows);
+        let most = self.expected.min(shared.settings.claim_rows);
+        let mut hold = shared.dispatcher.hold(&shared, most);
         self.claim.limit = hold.any;
         self.claim.normal_limit = hold.normal;
         self.claim.default_quota = hold.default_quota;
         self.claim.quotas = std::mem::take(&mut hold.quotas);
+        self.claim.ahead_ms = self.look.ahead_ms(hold.ahead_ms);
         self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
         self.claim.holders = self.shared.space.spread().holders;
         self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
@@ -108,7 +118,7 @@ impl Loop {
                 self.shared.ready.worked(clock::mono());
                 metrics.claims_last_success.set((clock::wall_us() / 1_000_000) as f64);
                 metrics.claims.add(if claimed.tasks.is_empty() { "empty" } else { "tasks" }, 1);
-                let starved = hold.any < self.shared.settings.claim_rows;
+                let starved = hold.any < most;
                 self.held(claimed, hold.any, starved)
             }
             Ok(ClaimAnswer::NotHolder { until }) => {
@@ -164,8 +174,15 @@ impl Loop {
             self.shared.tally.claimed.fetch_add(count as u64, Ordering::Relaxed);
             metrics.claimed_tasks.increment(count as u64);
             let not_after = claimed.now.plus(self.shared.settings.dispatch_ms);
-            self.shared.dispatcher.deliver(&self.shared, claimed.tasks, not_after);
+            self.shared.dispatcher.deliver(&self.shared, claimed.tasks, claimed.now, not_after);
         }
+        // What was left although there was room for more than was asked for.
+        let missed = claimed.next_due.is_some_and(|due| due <= claimed.now.plus(self.claim.ahead_ms));
+        self.expected = if (claimed.backlog > 0 || missed) && !starved {
+            limit.saturating_mul(4)
+        } else {
+            EXPECTED_MIN.max(u32::try_from(count).unwrap_or(0).saturating_mul(2))
+        };
         if claimed.again {
             return Next::Now;
         }
@@ -173,15 +190,17 @@ impl Loop {
         if claimed.backlog > 0 {
             return if limit > 0 && count > 0 { Next::Now } else { Next::Room };
         }
+        let rest = claimed.now.plus(limits::REST_MS.max(self.shared.settings.poll_ms));
         match claimed.next_due {
             // Ripe, and yet not granted: the quotas or the room forbade it.
             Some(due) if due <= claimed.now && (limit == 0 || starved) => Next::Room,
             Some(due) if due <= claimed.now && count == 0 => Next::After(Duration::from_millis(1)),
-            due if claimed.rests => {
-                let last = claimed.now.plus(limits::REST_MS.max(self.shared.settings.poll_ms));
-                Next::Rest(due.map_or(last, |due| due.min(last)))
+            Some(due) => {
+                let more = !starved && limit < self.shared.settings.claim_rows;
+                let wake = self.look.wake(claimed.now, due, self.claim.ahead_ms, more);
+                if claimed.rests { Next::Rest(wake.min(rest)) } else { Next::At(wake) }
             }
-            Some(due) => Next::At(due),
+            None if claimed.rests => Next::Rest(rest),
             None => Next::At(claimed.now.plus(self.shared.settings.poll_ms)),
         }
     }
@@ -214,34 +233,39 @@ impl Loop {
                     () = tokio::time::sleep(wait) => true,
                 };
             }
-            Next::At(due) | Next::Rest(due) => {
-                let rests = matches!(next, Next::Rest(_));
-                let (shared, wakes) = (Arc::clone(&self.shared), self.wakes.watch());
-                let nap = async move {
-                    loop {
-                        let wait = shared.space.clock().until_ms(due.0);
-                        tokio::time::sleep(wait.min(poll)).await;
-                        if wait < poll {
-                            return "due";
+            Next::At(mut due) | Next::Rest(mut due) => {
+                let (rests, proof) = (matches!(next, Next::Rest(_)), self.wakes.watch());
+                let mut polled = clock::mono() + poll;
+                loop {
+                    let wait = self.shared.space.clock().until_ms(due.0);
+                    let left = polled.saturating_duration_since(clock::mono());
+                    let source = if wait >= left { "poll" } else { "due" };
+                    tokio::select! {
+                        () = stop.cancelled() => return false,
+                        () = tokio::time::sleep(wait.min(left)) => {
+                            if rests && wait > left && proof.proved() {
+                                // Redis answered on the very connection that would wake this loop.
+                                self.shared.ready.worked(clock::mono());
+                                polled = clock::mono() + poll;
+                                continue;
+                            }
+                            metrics.wakeups.add(source, 1);
                         }
-                        if !rests || !wakes.proved() {
-                            return "poll";
+                        wake = self.wakes.recv() => {
+                            let Some(wake) = wake else { return false };
+                            metrics.wakeups.add("publish", 1);
+                            // It says what is due when; that may be soon enough to be claimed later.
+                            let soon = std::str::from_utf8(&wake.payload).ok().and_then(|text| text.parse().ok());
+                            let soon = self.look.lead(UnixMs(soon.unwrap_or(0)), self.claim.ahead_ms);
+                            due = due.min(soon);
+                            if self.shared.space.clock().now_ms() < due.0 {
+                                continue;
+                            }
                         }
-                        // Redis answered on the very connection that would wake this loop.
-                        shared.ready.worked(clock::mono());
+                        // Its sender lives as long as the pod.
+                        _ = self.opened.changed() => metrics.wakeups.add("room", 1),
                     }
-                };
-                tokio::select! {
-                    () = stop.cancelled() => return false,
-                    source = nap => metrics.wakeups.add(source, 1),
-                    wake = self.wakes.recv() => {
-                        if wake.is_none() {
-                            return false;
-                        }
-                        metrics.wakeups.add("publish", 1);
-                    }
-                    // Its sender lives as long as the pod.
-                    _ = self.opened.changed() => metrics.wakeups.add("room", 1),
+                    break;
                 }
             }
             Next::Room => {

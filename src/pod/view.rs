@@ -60,6 +60,8 @@ pub struct View {
     pub frozen_plans: Arc<[PlanName]>,
     /// What is set for queues.
     pub queues: Arc<QueueTable>,
+    /// How long before its time each of the executors may be given a task, in ms; 0 where there is none.
+    pub ahead_ms: i64,
 }
 
 impl View {
@@ -94,8 +96,19 @@ impl View {
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
+        let ahead_ms = executors.iter().map(|executor| executor.record.ahead_ms).min().unwrap_or(0);
         let frozen_plans = freeze.plans().cloned().collect();
-        Self { pods: names, busy_pods, executors, groups: by_group, classes, freeze, frozen_plans, queues }
+        Self {
+            pods: names,
+            busy_pods,
+            executors,
+            groups: by_group,
+            classes,
+            freeze,
+            frozen_plans,
+            queues,
+            ahead_ms,
+        }
     }
 
     /// Executors (places in `executors`) that serve a queue; nothing when its code is not known yet.

@@ -68,6 +68,7 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     span("pod.lock", s.pod.lock, 500, 60_000)?;
     span("pod.poll", s.pod.poll, 10, 60_000)?;
     span("pod.gather", s.pod.gather, 0, 1_000)?;
+    span("pod.look_ahead", s.pod.look_ahead, 0, limits::LOOK_AHEAD_MAX_MS)?;
     span("executor.heartbeat", s.executor.heartbeat, 100, limits::LOST_AFTER_MS / 3)?;
     span("executor.ack_gather", s.executor.ack_gather, 0, limits::ACK_GATHER_MAX_MS as i64)?;
     span("executor.drain", s.executor.drain, 0, 3_600_000)?;

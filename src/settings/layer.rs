@@ -362,6 +362,7 @@ mod tests {
         assert_eq!(s.pod.lock.ms(), limits::LOCK_MS);
         assert_eq!(s.pod.poll.ms(), limits::POLL_MS);
         assert_eq!(s.pod.gather.ms(), limits::CLAIM_GATHER_MAX_MS as i64);
+        assert_eq!(s.pod.look_ahead.ms(), limits::LOOK_AHEAD_MS);
         let executor = crate::executor::ExecutorSettings::default();
         assert_eq!(s.executor.slots, executor.slots);
         assert_eq!(s.executor.urgent_slots, executor.urgent_slots);

@@ -74,6 +74,8 @@ pub struct PodSection {
     pub poll: Span,
     /// Longest gathering of a busy claim loop.
     pub gather: Span,
+    /// How long before it is due a task is claimed.
+    pub look_ahead: Span,
 }
 
 /// A process that runs tasks.

@@ -48,6 +48,9 @@ pub struct Claim {
     pub dispatch_ms: i64,
     /// How long reaping pauses after a leap of the clock.
     pub lease_ms: i64,
+    /// Grants too what is due within so many ms, at most [`limits::LOOK_AHEAD_MAX_MS`], if all of it may go; whoever
+    /// gets it must hold it until then.
+    pub ahead_ms: i64,
     /// Redis's time as the caller's monotonic clock expects it; nothing when it has no idea.
     pub expected_now: Option<UnixMs>,
     /// Shares of P0 to P5.
@@ -81,6 +84,7 @@ impl Claim {
             lock_ms: limits::LOCK_MS,
             dispatch_ms: limits::DISPATCH_TIMEOUT_MS,
             lease_ms: limits::LEASE_MS,
+            ahead_ms: 0,
             expected_now: None,
             weights: crate::model::Priority::WEIGHTS,
             default_quota: Quota::Open { any: 1_000, normal: 1_000 },
@@ -181,7 +185,7 @@ const SHORT_HEAD_LEN: usize = 20;
 ///
 /// Repeated with the same [`Claim::call`], it answers what that call was granted and still holds.
 pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<ClaimAnswer, StoreError> {
-    let mut args = space.args(32 + claim.quotas.len() * 3, 512 + claim.quotas.len() * 16);
+    let mut args = space.args(33 + claim.quotas.len() * 3, 512 + claim.quotas.len() * 16);
     args.bytes(clip(&claim.pod, 32)).bytes(&claim.permit).bytes(&claim.call).bytes(claim.nonce.as_bytes());
     args.number(claim.limit.min(limits::BATCH_MAX_ROWS as u32)).number(claim.normal_limit.min(claim.limit));
     args.number(claim.max_bytes).number(claim.holders.max(1));
@@ -201,7 +205,8 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     };
     let (any, normal) = pair(claim.default_quota);
     let quotas = &claim.quotas[..claim.quotas.len().min(limits::QUOTAS_MAX)];
-    args.number(any).number(normal).number(claim.signature()).number(quotas.len());
+    args.number(any).number(normal).number(claim.signature());
+    args.number(claim.ahead_ms.clamp(0, limits::LOOK_AHEAD_MAX_MS)).number(quotas.len());
     for (group, quota) in quotas {
         let mut code = [0; 3];
         digits::write(&mut code, u128::from(*group));

@@ -48,6 +48,8 @@ pub struct ExecutorRecord {
     pub journal: bool,
     /// Its clock's distance to Redis's, in µs.
     pub clock_offset_us: i64,
+    /// How long before its time it may be given a task, in ms: it holds it until then. 0: it starts what it gets.
+    pub ahead_ms: i64,
     /// Moving average of run times by queue, in ms.
     pub averages: Vec<(String, f64)>,
 }
@@ -194,7 +196,9 @@ pub struct Offer {
     pub group: u32,
     /// Whether it is of P0 or P1.
     pub urgent: bool,
-    /// When it was due.
+    /// Whether it was claimed before its time: it may not start before `due`.
+    pub ahead: bool,
+    /// When it is due.
     pub due: UnixMs,
     /// Which try this is, from 1.
     pub attempt: u32,
@@ -208,14 +212,14 @@ const OFFER_VERSION: u8 = 1;
 const OFFER_HEAD: usize = 1 + 16 + 18 + 4 + 1 + 8 + 4 + 8;
 
 impl Offer {
-    /// Writes an offer: version, id, grant, group, urgent, due, attempt, not-after, spec.
+    /// Writes an offer: version, id, grant, group, flags (1 urgent, 2 ahead), due, attempt, not-after, spec.
     pub fn encode(&self) -> Bytes {
         let mut out = BytesMut::with_capacity(OFFER_HEAD + self.spec.len());
         out.put_u8(OFFER_VERSION);
         out.extend_from_slice(self.id.as_bytes());
         out.extend_from_slice(self.grant.as_bytes());
         out.put_u32(self.group);
-        out.put_u8(u8::from(self.urgent));
+        out.put_u8(u8::from(self.urgent) | u8::from(self.ahead) << 1);
         out.put_i64(self.due.0);
         out.put_u32(self.attempt);
         out.put_i64(self.not_after.0);
@@ -239,7 +243,8 @@ impl Offer {
             id: TaskId::from_bytes(&bytes[1..17])?,
             grant: Grant::from_bytes(&bytes[17..35])?,
             group: word(35),
-            urgent: bytes[39] != 0,
+            urgent: bytes[39] & 1 != 0,
+            ahead: bytes[39] & 2 != 0,
             due: UnixMs(long(40)),
             attempt: word(48),
             not_after: UnixMs(long(52)),
@@ -361,7 +366,16 @@ pub async fn tell_room(space: &Space, pod: &str, executor: &str) -> Result<(), S
     space.store().publish(channel, Bytes::copy_from_slice(executor.as_bytes())).await
 }
 
-/// Where a pod hears of room: the payload is the executor's id.
+/// Tells a pod that somebody wishes a task to stop, in case it has just handed it out. A hint.
+pub async fn tell_pod_cancel(space: &Space, pod: &str, id: TaskId) -> Result<(), StoreError> {
+    let channel = Guard::room(space.namespace(), &format!("p:{pod}")).key("room");
+    space.store().publish(channel, Bytes::from(format!("{CANCEL_MARK}{id}"))).await
+}
+
+/// Begins a wish to cancel among messages of room; no executor's id does.
+pub const CANCEL_MARK: char = '!';
+
+/// Where a pod hears of room: the payload is the executor's id, or [`CANCEL_MARK`] and a task's.
 pub fn room_wakes(space: &Space, pod: &str) -> Subscription {
     space.store().subscribe(Guard::room(space.namespace(), &format!("p:{pod}")).key("room"))
 }
@@ -394,12 +408,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn offers_are_read_back(spec in proptest::collection::vec(any::<u8>(), 0..99), urgent: bool, due in 0i64..1 << 44) {
+        fn offers_are_read_back(spec in proptest::collection::vec(any::<u8>(), 0..99), urgent: bool, ahead: bool, due in 0i64..1 << 44) {
             let offer = Offer {
                 id: TaskId::new(Minute(29_408_521), Bucket::new(3).unwrap(), 7),
                 grant: Grant::new(9, Nonce::new(1)),
                 group: 77,
                 urgent,
+                ahead,
                 due: UnixMs(due),
                 attempt: 2,
                 not_after: UnixMs(due + 15_000),

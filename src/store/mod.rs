@@ -192,6 +192,12 @@ impl Store {
         }
     }
 
+    /// The local instant from which on the clock of the server that owns `slot` surely shows `at_ms`; none
+    /// where that server has not answered lately.
+    pub fn surely_at(&self, slot: u16, at_ms: i64) -> Option<Instant> {
+        self.inner.topology.owner(slot)?.clock.surely_at(at_ms)
+    }
+
     /// Ends all connections. Calls in flight are cut off; later ones answer [`StoreError::Closed`].
     pub async fn close(&self) {
         self.inner.topology.close();
@@ -323,6 +329,7 @@ impl Store {
         asking: bool,
     ) -> Result<Reply, Fault> {
         let topology = &self.inner.topology;
+        let sent = mono();
         let mut answer = script_call::send(client, request, left, asking).await;
         if matches!(answer, Err(Fault::Late)) && !client.is_connected() {
             // It waited for a connection that never came. It may also have been lost with the last one.
@@ -334,7 +341,14 @@ impl Store {
                 topology.want_refresh();
             }
             Err(Fault::Broken { .. } | Fault::Unsent { .. }) => topology.want_refresh(),
-            Ok(_) | Err(_) => node.answered(),
+            Ok(reply) => {
+                node.answered();
+                if let Some(stamp_us) = reply.stamp_us().filter(|_| matches!(request, Request::Script { .. }))
+                {
+                    node.clock.sample(sent, stamp_us);
+                }
+            }
+            Err(_) => node.answered(),
         }
         answer
     }

@@ -28,6 +28,16 @@ fn bad(script: &'static str, want: &str, got: &Reply) -> StoreError {
 }
 
 impl Reply {
+    /// The time in µs that a script's answer carries after its word.
+    pub(super) fn stamp_us(&self) -> Option<i64> {
+        let Self::Array(parts) = self else { return None };
+        match parts.get(1)? {
+            Self::Int(us) => Some(*us),
+            Self::Bytes(text) => std::str::from_utf8(text).ok()?.parse().ok(),
+            Self::Nil | Self::Array(_) => None,
+        }
+    }
+
     /// What kind of answer this is, for messages.
     pub fn kind(&self) -> &'static str {
         match self {

@@ -10,7 +10,7 @@ use crate::keys::{Guard, Kind, ROOM_KEYS};
 use crate::limits;
 use crate::metric;
 use crate::model::spec::KEY_SHARDS;
-use crate::model::{Bucket, Durability, LaneGroup, Namespace, Tag};
+use crate::model::{Bucket, Durability, LaneGroup, Namespace, Tag, UnixMs};
 use bytes::Bytes;
 use parking_lot::RwLock;
 use std::collections::HashMap;
@@ -144,6 +144,12 @@ impl Space {
     /// The server's clock, as estimated from the answers.
     pub fn clock(&self) -> &RedisClock {
         &self.inner.clock
+    }
+
+    /// The local instant from which on the clock of a bucket's server surely shows `at`; none where that
+    /// server has not answered lately.
+    pub fn surely_at(&self, bucket: Bucket, at: UnixMs) -> Option<std::time::Instant> {
+        self.store().surely_at(super::slot_of(&self.guard(bucket).keys[0]), at.0)
     }
 
     /// The guard keys of a bucket.

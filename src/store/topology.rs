@@ -25,7 +25,7 @@ use super::connect::{Dialer, Host, Place};
 use super::error::StoreError;
 use super::reply::{Fields, Reply};
 use super::script_call::{Request, send};
-use crate::clock::mono;
+use crate::clock::{RedisClock, mono};
 use crate::limits::{DURABLE_CALLS_MAX, RECONNECT_MAX_MS};
 use crate::model::bucket::SLOTS;
 
@@ -216,6 +216,8 @@ pub(super) struct Node {
     next: AtomicUsize,
     late: AtomicU32,
     rebuilt: Mutex<Instant>,
+    /// Its clock, as its answers tell it.
+    pub clock: RedisClock,
 }
 
 impl Node {
@@ -231,6 +233,7 @@ impl Node {
             next,
             late,
             rebuilt: Mutex::new(mono()),
+            clock: RedisClock::new(),
         })
     }
 

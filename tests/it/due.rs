@@ -301,3 +301,56 @@ async fn a_batch_with_keys_keeps_each_for_its_window() {
     };
     assert_eq!(hours.len(), 1, "only the hour of the long window is left: {hours:?}");
 }
+
+#[tokio::test]
+async fn what_is_due_soon_is_claimed_ahead_if_all_of_it_may_go() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    // The look-ahead reaches over the end of a minute: T0 is the start of one.
+    space.inject_now(Some(T0 - 30));
+    let ids = [
+        task(&space, "push", T0 - 40).await,
+        task(&space, "push", T0 - 10).await,
+        task(&space, "push", T0 + 20).await,
+    ];
+    let later = task(&space, "push", T0 + 80).await;
+    let ahead = |ahead_ms, limit| Claim { ahead_ms, limit, normal_limit: limit, ..claim_all("p1") };
+    // Room for two: what is not due yet waits, rather than a part of it going.
+    let ripe = claim(&space, &ahead(60, 2)).await;
+    assert_eq!(ripe.tasks.iter().map(|task| task.id).collect::<Vec<_>>(), ids[..1]);
+    assert_eq!((ripe.next_due.map(|due| due.0), ripe.backlog), (Some(T0 - 10), 0));
+    let soon = claim(&space, &ahead(60, 2)).await;
+    assert_eq!(
+        soon.tasks.iter().map(|task| (task.id, task.due.0)).collect::<Vec<_>>(),
+        [(ids[1], T0 - 10), (ids[2], T0 + 20)]
+    );
+    assert_eq!(soon.next_due.map(|due| due.0), Some(T0 + 80));
+    // Handed back it is pending again, at its time.
+    let back: Vec<_> = soon.tasks.iter().map(|task| (task.id, task.grant)).collect();
+    let answers = due::release(&space, bucket(), "p1", "test", &back).await.unwrap();
+    assert_eq!(answers, [ReleaseAnswer::HandedBack, ReleaseAnswer::HandedBack]);
+    assert!(claim(&space, &ahead(0, 10)).await.tasks.is_empty(), "nothing is due");
+    // Queues that may not be claimed stay, however far it looks.
+    let closed = Claim { default_quota: Quota::Closed, ..ahead(200, 10) };
+    assert!(claim(&space, &closed).await.tasks.is_empty());
+    let all = claim(&space, &ahead(200, 10)).await;
+    assert_eq!(all.tasks.iter().map(|task| task.id).collect::<Vec<_>>(), [ids[1], ids[2], later]);
+    assert_eq!(ack_done(&space, &all.tasks).await, [AckAnswer::Succeeded; 3]);
+}
+
+#[tokio::test]
+async fn looking_ahead_into_the_next_minute_fires_no_timer_early() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    space.inject_now(Some(T0 - 30));
+    let mut spec = spec(lane(&space, "push", Priority::P3).await, T0 + 3_600_000);
+    spec.deadline = Some((T0 + 10).into());
+    let row = row(spec);
+    submit(&space, std::slice::from_ref(&row)).await;
+    let claim_ahead = Claim { ahead_ms: 200, ..claim_all("p1") };
+    claim(&space, &claim_ahead).await;
+    assert_eq!(read::get(&space, row.id).await.unwrap().unwrap().state, State::Pending);
+    space.inject_now(Some(T0 + 10));
+    claim(&space, &Claim { ahead_ms: 200, ..claim_all("p1") }).await;
+    assert_eq!(read::get(&space, row.id).await.unwrap().unwrap().state, State::Expired);
+}

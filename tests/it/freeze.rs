@@ -162,6 +162,7 @@ async fn an_inbox_refuses_offers_of_pods_that_have_not_heard_of_a_freeze() {
     let offer = |plan: Option<&PlanName>| {
         let row = row(Spec { plan: plan.cloned(), ..spec(lane, T0) });
         Offer {
+            ahead: false,
             id: row.id,
             grant: Grant::new(1, Nonce::new(1)),
             group: lane.group(),

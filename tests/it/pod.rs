@@ -1,7 +1,9 @@
 //! Pods: sharing buckets, delivering, stopping in order.
 
 use minutehand::client::{Client, Due, NewTask};
+use minutehand::clock;
 use minutehand::dev::redis::ServerOptions;
+use minutehand::executor::Executor;
 use minutehand::model::{Namespace, QueueName, State, TaskId};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::member::{self, ExecutorRecord, Take};
@@ -227,4 +229,98 @@ async fn a_pod_rests_on_idle_buckets_and_is_woken_in_time() {
     }
     stop.cancel();
     pod.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_starts_on_its_millisecond_and_never_before_it() {
+    let bed = Bed::shared().await.unwrap();
+    let space = open(&bed).await;
+    let client = Client::new(space.clone());
+    let (stop, handle) = start_pod(&space, "pod-a");
+    // The server is on this machine, so its clock is this machine's.
+    let (note, mut noted) = tokio::sync::mpsc::unbounded_channel();
+    let executor = Executor::builder(space.clone())
+        .handle("push", move |task, _| {
+            let _ = note.send((task.id, clock::wall_us() - task.due.0 * 1_000));
+            async { Ok(()) }
+        })
+        .build()
+        .unwrap();
+    let working = tokio::spawn(executor.run(stop.clone()));
+    let first = client.submit(push(Due::Now)).await.unwrap();
+    assert_eq!(noted.recv().await.unwrap().0, first.id);
+    while read_holders(&space).await < 8 {
+        tokio::task::yield_now().await;
+    }
+    // Alone, to start in 50 ms while its bucket sleeps; then many at arbitrary times.
+    let mut lags = Vec::new();
+    for n in 0..20 {
+        let task = client.submit(push(Due::In(50))).await.unwrap();
+        let (id, lag) = noted.recv().await.unwrap();
+        assert_eq!(id, task.id);
+        assert!(lag >= 0, "{id} started {} µs early, alone", -lag);
+        lags.push(lag);
+        tokio::time::sleep(Duration::from_millis(n)).await;
+    }
+    let tasks = (0..1_000).map(|_| push(Due::In(fastrand::i64(0..1_500)))).collect();
+    client.submit_batch(tasks).await.unwrap();
+    for _ in 0..1_000 {
+        let (id, lag) = noted.recv().await.unwrap();
+        assert!(lag >= 0, "{id} started {} µs early", -lag);
+    }
+    lags.sort_unstable();
+    println!("alone: {lags:?} µs");
+    assert!(lags[10] < 20_000, "on time, as far as a loaded machine allows: {lags:?}");
+    stop.cancel();
+    working.await.unwrap().unwrap();
+    handle.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_was_claimed_ahead_can_still_be_cancelled() {
+    let bed = Bed::shared().await.unwrap();
+    let space = open(&bed).await;
+    let client = Client::new(space.clone());
+    let settings = PodSettings { id: "pod-a".into(), look_ahead_ms: 200, ..PodSettings::default() };
+    let (stop, handle) = start_pod_as(&space, settings);
+    let ran = std::sync::Arc::new(parking_lot::Mutex::new(std::collections::BTreeSet::new()));
+    let own = std::sync::Arc::clone(&ran);
+    let executor = Executor::builder(space.clone())
+        .handle("push", move |task, _| {
+            own.lock().insert(task.id);
+            async { Ok(()) }
+        })
+        .build()
+        .unwrap();
+    let working = tokio::spawn(executor.run(stop.clone()));
+    let first = client.submit(push(Due::Now)).await.unwrap();
+    while client.get(first.id).await.unwrap().unwrap().state != State::Succeeded {
+        tokio::task::yield_now().await;
+    }
+    let mut asked = 0;
+    for _ in 0..10 {
+        let task = client.submit(push(Due::In(400))).await.unwrap();
+        while client.get(task.id).await.unwrap().unwrap().state == State::Pending {
+            tokio::task::yield_now().await;
+        }
+        let told = client.cancel(task.id, "test", "changed my mind").await.unwrap();
+        let in_time = space.clock().now_ms() + 30 < task.due.0;
+        loop {
+            let view = client.get(task.id).await.unwrap().unwrap();
+            if view.state == State::Cancelled {
+                break;
+            }
+            assert_eq!(view.state, State::Running, "{told:?}");
+            tokio::task::yield_now().await;
+        }
+        // On a machine so loaded that the wish comes after the start it only ends as cancelled.
+        if in_time {
+            asked += 1;
+            assert!(!ran.lock().contains(&task.id), "it ran although the wish came in time");
+        }
+    }
+    println!("{asked} of 10 wishes came 30 ms before the time");
+    stop.cancel();
+    working.await.unwrap().unwrap();
+    handle.await.unwrap();
 }

@@ -210,7 +210,8 @@ async fn the_heaviest_batches_are_short() {
             .map(|task| {
                 let (group, not_after) = (task.lane.group(), task.due.plus(15_000));
                 let (id, grant, due, spec) = (task.id, task.grant, task.due, task.spec.clone());
-                Offer { id, grant, group, urgent: false, due, attempt: 1, not_after, spec }.encode()
+                Offer { id, grant, group, urgent: false, ahead: false, due, attempt: 1, not_after, spec }
+                    .encode()
             })
             .collect();
         let offered = member::offer(&space, "p1", "ex", &[], &offers, small, 0);

@@ -464,6 +464,7 @@ impl World {
         let tasks: Vec<Granted> = self.pods[at].undelivered.drain(..count).collect();
         let not_after = UnixMs(self.now() + DISPATCH_MS);
         let offer = |task: &Granted| Offer {
+            ahead: false,
             id: task.id,
             grant: task.grant,
             group: task.lane.group(),
