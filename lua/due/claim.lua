@@ -172,42 +172,44 @@ local function lapse(id, r)
     end
   end
 end
-local second = floor(lnow / 1000)
--- `leases` lists the seconds that have a string; the first may have been read in part.
-local strings = lnow < pause and {} or call('ZRANGE', leases, '-inf', second, 'BYSCORE', 'LIMIT', 0, 120)
-if running == 0 and #strings > 0 then
-  for i, s in ipairs(strings) do strings[i] = P .. 'lease:' .. s end
-  call('UNLINK', unpack(strings))
-  call('ZREMRANGEBYRANK', leases, 0, #strings - 1)
-else
-  local pieces = 0
-  for _, s in ipairs(strings) do
-    local name, from = 'lease:' .. s, meta[2] == s and tonumber(meta[3]) or 0
-    local len, offset = safely(need, 'string', name), from
-    while offset < len and reaped < REAP and pieces < PIECES do
-      local piece, ids = call('GETRANGE', P .. name, offset, offset + 16 * REAP - 1), {}
-      for i = 1, #piece, 16 do ids[#ids + 1] = sub(piece, i, i + 15) end
-      local found = call('HMGET', run, unpack(ids))
-      for i = 1, #ids do
-        if found[i] and run_deadline(found[i]) <= lnow then safely(lapse, ids[i], found[i]) end
+do
+  local second = floor(lnow / 1000)
+  -- `leases` lists the seconds that have a string; the first may have been read in part.
+  local strings = lnow < pause and {} or call('ZRANGE', leases, '-inf', second, 'BYSCORE', 'LIMIT', 0, 120)
+  if running == 0 and #strings > 0 then
+    for i, s in ipairs(strings) do strings[i] = P .. 'lease:' .. s end
+    call('UNLINK', unpack(strings))
+    call('ZREMRANGEBYRANK', leases, 0, #strings - 1)
+  else
+    local pieces = 0
+    for _, s in ipairs(strings) do
+      local name, from = 'lease:' .. s, meta[2] == s and tonumber(meta[3]) or 0
+      local len, offset = safely(need, 'string', name), from
+      while offset < len and reaped < REAP and pieces < PIECES do
+        local piece, ids = call('GETRANGE', P .. name, offset, offset + 16 * REAP - 1), {}
+        for i = 1, #piece, 16 do ids[#ids + 1] = sub(piece, i, i + 15) end
+        local found = call('HMGET', run, unpack(ids))
+        for i = 1, #ids do
+          if found[i] and run_deadline(found[i]) <= lnow then safely(lapse, ids[i], found[i]) end
+        end
+        offset, pieces = offset + #piece, pieces + 1
       end
-      offset, pieces = offset + #piece, pieces + 1
+      if offset < len then
+        if offset ~= from then call('HSET', KEYS[1], 'reap', s, 'reapoff', offset) end
+        break
+      end
+      call('UNLINK', P .. name)
+      call('ZREM', leases, s)
     end
-    if offset < len then
-      if offset ~= from then call('HSET', KEYS[1], 'reap', s, 'reapoff', offset) end
-      break
+  end
+  -- Once a second a piece of `run` itself, for leases that no string names.
+  if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
+    local piece = call('HSCAN', run, meta[8] or '0', 'COUNT', 50)
+    for i = 1, #piece[2], 2 do
+      if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then safely(lapse, piece[2][i], piece[2][i + 1]) end
     end
-    call('UNLINK', P .. name)
-    call('ZREM', leases, s)
+    call('HSET', KEYS[1], 'scanat', now13, 'scan', piece[1])
   end
-end
--- Once a second a piece of `run` itself, for leases that no string names.
-if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
-  local piece = call('HSCAN', run, meta[8] or '0', 'COUNT', 50)
-  for i = 1, #piece[2], 2 do
-    if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then safely(lapse, piece[2][i], piece[2][i + 1]) end
-  end
-  call('HSET', KEYS[1], 'scanat', now13, 'scan', piece[1])
 end
 
 -- Tasks of frozen plans are set aside in `held:<plan>`, still pending; those of thawed ones come back to where their
@@ -336,42 +338,44 @@ end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
 if now - tonumber(meta[13] or 0) >= KEEP then call('HSET', KEYS[1], 'kept', now13) end
-local ten, olden = recent_ten(), {}
-for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
-  if tonumber(t) > ten - 90 and safely(need, 'string', 'recent:' .. t) <= 53770 then break end
-  olden[#olden + 1] = P .. 'recent:' .. t
-end
-if #olden > 0 then
-  call('UNLINK', unpack(olden))
-  call('ZREMRANGEBYRANK', P .. 'recents', 0, #olden - 1)
-end
-local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
-local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
-if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
-if #olds > 0 then safely(need_move) end
-for _, id in ipairs(olds) do
-  safely(need, 'hash', 'task:' .. shelf(id))
-  call('ZREM', P .. 'dead', id)
-  call('UNLINK', P .. 'dead:' .. id)
-  call('HDEL', P .. 'task:' .. shelf(id), id)
-  call('HDEL', P .. 'at', id)
-  count('dead', -1)
-  count('deleted', 1)
-  rares[#rares + 1] = rare(id, NO_GRANT, 'Z', 0, 'kept for its time')
-end
-local bytes_over = tonumber(meta[4] or 0) - tonumber(ARGV[15])
-if bytes_over > 0 then
-  local old, freed, till = call('XRANGE', P .. 'events', '-', '+', 'COUNT', 64), 0, nil
-  for _, e in ipairs(old) do
-    freed = freed + #e[2][6] + 96
-    till = e[1]
-    if freed >= bytes_over then break end
+do
+  local ten, olden = recent_ten(), {}
+  for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
+    if tonumber(t) > ten - 90 and safely(need, 'string', 'recent:' .. t) <= 53770 then break end
+    olden[#olden + 1] = P .. 'recent:' .. t
   end
-  if till then
-    call('XTRIM', P .. 'events', 'MINID', till)
-    call('XDEL', P .. 'events', till)
-    call('HINCRBY', KEYS[1], 'evb', -freed)
-    call('HSET', KEYS[1], 'evtrim', till)
+  if #olden > 0 then
+    call('UNLINK', unpack(olden))
+    call('ZREMRANGEBYRANK', P .. 'recents', 0, #olden - 1)
+  end
+  local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
+  local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
+  if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
+  if #olds > 0 then safely(need_move) end
+  for _, id in ipairs(olds) do
+    safely(need, 'hash', 'task:' .. shelf(id))
+    call('ZREM', P .. 'dead', id)
+    call('UNLINK', P .. 'dead:' .. id)
+    call('HDEL', P .. 'task:' .. shelf(id), id)
+    call('HDEL', P .. 'at', id)
+    count('dead', -1)
+    count('deleted', 1)
+    rares[#rares + 1] = rare(id, NO_GRANT, 'Z', 0, 'kept for its time')
+  end
+  local bytes_over = tonumber(meta[4] or 0) - tonumber(ARGV[15])
+  if bytes_over > 0 then
+    local old, freed, till = call('XRANGE', P .. 'events', '-', '+', 'COUNT', 64), 0, nil
+    for _, e in ipairs(old) do
+      freed = freed + #e[2][6] + 96
+      till = e[1]
+      if freed >= bytes_over then break end
+    end
+    if till then
+      call('XTRIM', P .. 'events', 'MINID', till)
+      call('XDEL', P .. 'events', till)
+      call('HINCRBY', KEYS[1], 'evb', -freed)
+      call('HSET', KEYS[1], 'evtrim', till)
+    end
   end
 end
 
