@@ -7,12 +7,15 @@ CARGO ?= cargo
 SERVER = $$(scripts/get-server)
 WITH_SERVER = set -e; server=$(SERVER); export MINUTEHAND_REDIS_SERVER="$$server";
 
-.PHONY: demo test bench bench-peers chaos lint docs server help
+.PHONY: demo test bench bench-peers chaos chaos-cluster chaos-sentinel chaos-valkey e2e-cluster e2e-sentinel e2e-valkey \
+	lint docs server help
 
 help:
 	@echo 'make demo    watch a real plan of 1,014 pushes run'
 	@echo 'make test    all tests, each on private servers of its own'
 	@echo 'make chaos   break everything under load for CHAOS_SECONDS (300) and judge every task'
+	@echo 'make chaos-cluster, chaos-sentinel, chaos-valkey    the same there, for 60 s; CHAOS_WAIT=0 counts what is lost'
+	@echo 'make e2e-cluster, e2e-sentinel, e2e-valkey          the program end to end on each of them'
 	@echo 'make bench   what a task costs, beside the floor; BENCH="lifecycle --rounds 3" for one of them'
 	@echo 'make bench-peers  the same work by other schedulers, installed under target/peers; PEERS="--only bullmq"'
 	@echo 'make lint    formatting and clippy, warnings denied'
@@ -23,8 +26,10 @@ demo:
 	@$(CARGO) build --bin minutehand
 	@$(WITH_SERVER) $(CARGO) run --quiet -- demo
 
+# Tests that need Python say so and are left out where there is none.
 test:
-	@$(WITH_SERVER) if $(CARGO) nextest --version >/dev/null 2>&1; then \
+	@$(WITH_SERVER) scripts/get-python >/dev/null || true; MINUTEHAND_VALKEY_SERVER=$$(scripts/get-server --valkey || true); export MINUTEHAND_VALKEY_SERVER; \
+	if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		$(CARGO) test --quiet --features testing --doc && \
 		$(CARGO) nextest run --features testing $(TEST); \
 	else \
@@ -34,6 +39,21 @@ test:
 chaos:
 	@$(WITH_SERVER) MINUTEHAND_CHAOS_SECONDS=$${CHAOS_SECONDS:-300} $(CARGO) test --features testing --test chaos \
 		-- --exact chaos --nocapture
+
+# The same on a cluster, on a master with sentinels, and on a Valkey. CHAOS_WAIT=0 submits without waiting for a
+# replica, and counts what a lost master takes with it.
+chaos-cluster chaos-sentinel chaos-valkey: chaos-%:
+	@$(WITH_SERVER) MINUTEHAND_VALKEY_SERVER=$$(scripts/get-server --valkey || true) \
+		MINUTEHAND_CHAOS_SECONDS=$${CHAOS_SECONDS:-60} MINUTEHAND_CHAOS_WAIT=$${CHAOS_WAIT:-1} \
+		$(CARGO) test --features testing --test chaos -- --exact chaos_$* --nocapture
+
+# The program end to end on each of them.
+e2e-cluster e2e-sentinel: e2e-%:
+	@$(WITH_SERVER) MINUTEHAND_E2E_ON=$* $(CARGO) nextest run --no-fail-fast --features testing -E 'binary(e2e)'
+
+e2e-valkey:
+	@set -e; server=$$(scripts/get-server --valkey); export MINUTEHAND_REDIS_SERVER="$$server"; \
+		$(CARGO) nextest run --no-fail-fast --features testing -E 'binary(e2e)'
 
 bench:
 	@$(WITH_SERVER) $(CARGO) bench --features testing --bench bench -- $(BENCH)

@@ -8,6 +8,7 @@ mod cost;
 mod crowd;
 mod floor;
 mod growth;
+mod http;
 mod kit;
 mod lifecycle;
 mod own;
@@ -60,6 +61,8 @@ enum Bench {
     Growth(GrowthArgs),
     /// The whole way at a pace, through real processes.
     Paced(PacedArgs),
+    /// The HTTP port: submits and polls, single and batched.
+    Http(HttpArgs),
     /// Start − due at arbitrary milliseconds, through real processes.
     Precision(scale::PrecisionArgs),
     /// 100,000 tasks due within one second.
@@ -164,6 +167,46 @@ impl Default for PacedArgs {
     }
 }
 
+#[derive(Debug, Clone, Copy, Args)]
+struct HttpArgs {
+    /// Tasks of the batched ways; the single ones have a tenth of them.
+    #[arg(long, default_value_t = 100_000)]
+    tasks: usize,
+    /// Callers at a time.
+    #[arg(long, default_value_t = 32)]
+    callers: usize,
+    /// Rounds.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+}
+
+async fn run_http(report: &mut Report, door: Door, args: HttpArgs) -> Result<(), Failure> {
+    let mut found = Vec::new();
+    for _ in 0..args.rounds {
+        found.push(http::run(&mut Redis::start(door)?, args.tasks, args.callers).await?);
+    }
+    let of = |pick: fn(&http::Found) -> f64| found.iter().map(pick).collect::<Vec<_>>();
+    let ways = [
+        ("submit_single", "submit, one a request", of(|f| f.submit_single)),
+        ("submit_bulk", "bulk submit, 10,000 rows a request", of(|f| f.submit_bulk)),
+        ("poll_single", "poll and ack, one at a time", of(|f| f.poll_single)),
+        ("poll_batched", "poll and ack, up to 256 at a time", of(|f| f.poll_batched)),
+    ];
+    let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+    let rows: Vec<_> = ways
+        .iter()
+        .map(|(_, name, rates)| {
+            vec![(*name).into(), format!("{:.0}", median(rates)), format!("{:.0}", most(rates))]
+        })
+        .collect();
+    let title =
+        format!("HTTP, one pod, {} callers in the same process, {} rounds", args.callers, args.rounds);
+    table(&title, &["", "tasks/s", "best"], &rows);
+    let result = ways.iter().map(|(name, _, rates)| ((*name).to_owned(), json!(median(rates)))).collect();
+    report.add("http", serde_json::Value::Object(result));
+    Ok(())
+}
+
 async fn run_paced(report: &mut Report, door: Door, args: PacedArgs) -> Result<(), Failure> {
     let (mut rows, mut results) = (Vec::new(), Vec::new());
     for rate in &args.rates {
@@ -225,6 +268,7 @@ fn main() -> Result<(), Failure> {
             Bench::Size(args) => run_size(&mut report, door, args).await?,
             Bench::Growth(args) => run_growth(&mut report, door, args).await?,
             Bench::Paced(args) => run_paced(&mut report, door, args).await?,
+            Bench::Http(args) => run_http(&mut report, door, args).await?,
             Bench::Precision(args) => scale::run_precision(&mut report, door, args).await?,
             Bench::Burst(args) => scale::run_burst(&mut report, door, args).await?,
             Bench::Hot(args) => scale::run_hot(&mut report, door, args).await?,

@@ -39,6 +39,7 @@
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
+//! | `<namespace>:access` | `tokens` (HASH), `notes` (STREAM), `new` (channel) | tokens of the HTTP port, what operators did |
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
@@ -219,7 +220,9 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 9] = [
+pub const ROOM_KEYS: [(&str, &str); 11] = [
+    ("tokens", "hash"),
+    ("notes", "stream"),
     ("frozen", "hash"),
     ("by_name", "hash"),
     ("by_code", "hash"),
@@ -239,6 +242,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
         ("lanes", "by_name" | "by_code")
             | ("spread", "spread")
             | ("freeze", "frozen")
+            | ("access", "tokens" | "notes")
             | ("pods" | "executors", "records" | "seen")
             | ("queues", "records")
             | ("x", "slots" | "inbox" | "urgent")

@@ -134,13 +134,51 @@ pub const DEAD_KEEP_ROWS: usize = 100_000;
 pub const EVENTS_MAX_BYTES: usize = 512 << 20;
 
 /// Connections to the HTTP port that are open at the same time; further ones wait to be accepted.
-pub const HTTP_CONNECTIONS_MAX: usize = 256;
-/// Longest time for the answer to one HTTP request.
+pub const HTTP_CONNECTIONS_MAX: usize = 2_048;
+/// Longest time for the answer to one HTTP request; streams and long polls have bounds of their own.
 pub const HTTP_TIMEOUT_MS: i64 = 10_000;
+/// Longest time for the head of an HTTP request, or for a TLS handshake.
+pub const HTTP_HEADERS_MS: i64 = 10_000;
+/// Longest head of an HTTP request, with room for a Last-Event-ID of 1,024 buckets.
+pub const HTTP_HEADERS_MAX_BYTES: usize = 64 << 10;
 /// How long a stopping HTTP port waits for the requests under way.
 pub const HTTP_STOP_MS: i64 = 1_000;
-/// Longest body of an HTTP request: nothing served here reads one.
-pub const HTTP_BODY_MAX_BYTES: usize = 64 << 10;
+/// Longest body of an HTTP request, and longest row of a bulk request: the largest payload in base64, and the rest.
+pub const HTTP_BODY_MAX_BYTES: usize = 2 << 20;
+/// Longest pause within a bulk request, on either side.
+pub const HTTP_IDLE_MS: i64 = 30_000;
+/// Bulk requests that are under way at a time in one pod: each may hold some 20 MiB.
+pub const HTTP_BULKS_MAX: usize = 16;
+/// Streams of events that are open at a time in one pod: each asks every bucket at least once a second.
+pub const HTTP_STREAMS_MAX: usize = 64;
+/// Polls of workers that wait at a time in one pod.
+pub const HTTP_POLLS_MAX: usize = 1_024;
+/// Longest wait of a poll: below the time after which most proxies give up.
+pub const POLL_WAIT_MAX_MS: i64 = 30_000;
+/// How long outcomes that a worker reports are tried to be reported when Redis is away.
+pub const POLL_PATIENCE_MS: i64 = 5_000;
+/// Most queues that one polling worker names.
+pub const POLL_QUEUES_MAX: usize = 1_024;
+/// Workers that one pod remembers, so as to report them to Redis no more often than needed.
+pub const POLL_WORKERS_MAX: usize = 8_192;
+/// Most rows of one answer to a list, and most that one request touches by a filter.
+pub const HTTP_PAGE_MAX_ROWS: usize = 1_000;
+/// Most tokens of a namespace: every pod keeps all of them in memory.
+pub const TOKENS_MAX: usize = 1_000;
+/// Longest name of a token.
+pub const TOKEN_NAME_MAX_BYTES: usize = 64;
+/// Most patterns of queues of one token.
+pub const TOKEN_QUEUES_MAX: usize = 64;
+/// Failed logins of one address within [`LOGIN_WINDOW_MS`] after which further ones are refused unseen.
+pub const LOGIN_FAILURES_MAX: u32 = 10;
+/// Time in which failed logins are counted.
+pub const LOGIN_WINDOW_MS: i64 = 60_000;
+/// Addresses whose failed logins are counted at a time.
+pub const LOGIN_PEERS_MAX: usize = 4_096;
+/// Notes kept of what operators did.
+pub const NOTES_KEEP_ROWS: usize = 10_000;
+/// Answers shorter than this are not compressed: they would gain nothing.
+pub const HTTP_GZIP_MIN_BYTES: u64 = 1_024;
 /// Causes of not being ready that are kept.
 pub const READY_CAUSES_MAX: usize = 16;
 /// Most queues that are frozen at a time; freezing all needs one.
@@ -186,6 +224,8 @@ pub const DURABLE_WAIT_MS: u32 = 3_000;
 pub const DURABLE_CALLS_MAX: usize = 8;
 /// What a server said of its persistence is asked again after this long, and at every new connection.
 pub const PERSISTENCE_KEPT_MS: u64 = 5_000;
+/// How long a process goes by what it last read of a namespace's buckets before it reads it anew.
+pub const SPREAD_KEPT_MS: i64 = 3_000;
 /// Times a call is tried again by the store when the server says "not now".
 pub const CALL_RETRIES_MAX: u32 = 5;
 

@@ -73,6 +73,9 @@ pub const SCRIPTS: &[&str] = &[
     "queue.lane",
     "queue.spread",
     "queue.freeze",
+    "access.token",
+    "access.note",
+    "access.notes",
     "queue.put",
     "dead.redrive",
     "dead.delete",
@@ -82,6 +85,7 @@ pub const SCRIPTS: &[&str] = &[
     "read.get",
     "read.counts",
     "read.names",
+    "read.rights",
     "read.law",
     "read.audit",
     "read.verify",
@@ -108,6 +112,8 @@ pub const REDIS_ERROR_CAUSES: &[&str] = &[
 ];
 /// Why Redis refused to write.
 pub const WRITE_REFUSED_CAUSES: &[&str] = &["oom", "misconf", "readonly", "noreplicas"];
+/// How Redis came to forget: the whole namespace, one bucket, or the last moments of a bucket.
+pub const HISTORY_LOST_CAUSES: &[&str] = &["emptied", "bucket_emptied", "rolled_back"];
 /// What woke a claim loop.
 pub const WAKE_SOURCES: &[&str] = &["due", "publish", "room", "poll"];
 
@@ -166,6 +172,10 @@ families! {
         "Writes that Redis refused for its own state.";
     SERVER_CLOCK_REGRESSIONS = "server_clock_regressions_total", Kind::Counter, Count, None,
         "Times that Redis's clock was seen to go back.";
+    HISTORY_LOST = "history_lost_total", Kind::Counter, Count, Some(("cause", HISTORY_LOST_CAUSES)),
+        "Times that Redis was found to have forgotten what it had acknowledged: emptied, or rolled back by a fail-over.";
+    REDIS_EVICTING = "redis_evicting", Kind::Gauge, Count, None,
+        "1 while Redis may delete tasks when its memory is full (maxmemory-policy is not noeviction), else 0.";
     BUILD_INFO = "build_info", Kind::Gauge, Count, Some(("version", &[env!("CARGO_PKG_VERSION")])),
         "1, with the version of this program.";
 }
@@ -239,6 +249,8 @@ pub struct Handles {
     pub redis_errors: Labelled<Counter>,
     pub redis_write_refused: Labelled<Counter>,
     pub server_clock_regressions: Counter,
+    pub history_lost: Labelled<Counter>,
+    pub redis_evicting: Gauge,
 }
 
 /// The handles of this process.
@@ -287,6 +299,8 @@ impl Handles {
                 WRITE_REFUSED_CAUSES,
             ),
             server_clock_regressions: metrics::counter!(SERVER_CLOCK_REGRESSIONS),
+            redis_evicting: metrics::gauge!(REDIS_EVICTING),
+            history_lost: Labelled::new(|v| counter(HISTORY_LOST, "cause", v), HISTORY_LOST_CAUSES),
         }
     }
 }

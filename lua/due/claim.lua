@@ -8,7 +8,7 @@
 --         27 look-ahead ms: what is due so soon is granted too, if all of it may go
 --         28 n, n × (group, quota, quota)  then the signature of the frozen plans and their names
 -- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once,
---         1 if nothing runs, stands in a lane or is held, n × (head, spec)}
+--         clock of the last claim or 0, 1 if nothing runs, stands in a lane or is held, n × (head, spec)}
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
 -- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 80 due sets, 64 lanes a priority; reaps <= 250;
@@ -20,9 +20,16 @@ local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
-local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig', 'kept')
-local clock = tonumber(meta[1] or 0)
-local lnow = clock > now and clock or now
+local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig', 'skew', 'kept')
+-- The clock of leases. The server's has gone back: it goes on from where it was, at half speed until that is made up for.
+local clock, skew_was = tonumber(meta[1] or 0), tonumber(meta[13] or 0)
+local skew, lnow = skew_was, now + skew_was
+if skew > 0 and lnow > clock then
+  local half = math.ceil((lnow - clock) / 2)
+  if half > skew then half = skew end
+  skew, lnow = skew - half, lnow - half
+end
+if lnow < clock then skew, lnow = clock - now, clock end
 lease_now = lnow
 
 -- The permit. The lock is economy, not safety: a claim is atomic whoever makes it.
@@ -76,7 +83,7 @@ local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0
 need('string', 'last:' .. pod)
 local last = call('GET', P .. 'last:' .. pod)
 if last and sub(last, 1, 16) == ARGV[4] then
-  local out = { 'OK', stamp, -1, 1, 0, 0, 0, 0 }
+  local out = { 'OK', stamp, -1, 1, 0, 0, 0, clock, 0 }
   for i = 27, #last, 16 do
     local id = sub(last, i, i + 15)
     local r = call('HGET', run, id)
@@ -125,7 +132,8 @@ if ARGV[13] ~= '' then
     call('HSET', KEYS[1], 'pause', format('%.0f', pause))
   end
 end
-if now > clock then call('HSET', KEYS[1], 'clock', format('%.0f', now)) end
+if skew ~= skew_was then call('HSET', KEYS[1], 'clock', format('%.0f', lnow), 'skew', format('%.0f', skew))
+elseif lnow > clock then call('HSET', KEYS[1], 'clock', format('%.0f', lnow)) end
 
 -- 1. Leases that lapsed.
 local reaped, lapsed = 0, {}
@@ -203,12 +211,12 @@ do
     end
   end
   -- Once a second a piece of `run` itself, for leases that no string names.
-  if running > 0 and lnow >= pause and now - tonumber(meta[7] or 0) >= 1000 then
+  if running > 0 and lnow >= pause and lnow - tonumber(meta[7] or 0) >= 1000 then
     local piece = call('HSCAN', run, meta[8] or '0', 'COUNT', 50)
     for i = 1, #piece[2], 2 do
       if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then safely(lapse, piece[2][i], piece[2][i + 1]) end
     end
-    call('HSET', KEYS[1], 'scanat', now13, 'scan', piece[1])
+    call('HSET', KEYS[1], 'scanat', format('%013.0f', lnow), 'scan', piece[1])
   end
 end
 
@@ -287,7 +295,7 @@ for _, name in ipairs(names) do
   if kind == 't' then
     local key = P .. 'timer:' .. sub(name, 2)
     safely(need, 'zset', 'timer:' .. sub(name, 2))
-    for _, id in ipairs(call('ZRANGE', key, '-inf', lnow, 'BYSCORE', 'LIMIT', 0, 50)) do safely(expire, key, id) end
+    for _, id in ipairs(call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, 50)) do safely(expire, key, id) end
     if call('EXISTS', key) == 0 then call('ZREM', agenda, name) end
   elseif kind == 'k' then
     safely(need, 'string', 'keyend:' .. sub(name, 2))
@@ -337,7 +345,7 @@ if floor(till / 60000) > minute then
 end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
-if now - tonumber(meta[13] or 0) >= KEEP then call('HSET', KEYS[1], 'kept', now13) end
+if now - tonumber(meta[14] or 0) >= KEEP then call('HSET', KEYS[1], 'kept', now13) end
 do
   local ten, olden = recent_ten(), {}
   for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
@@ -680,7 +688,7 @@ end
 
 -- 6. Specs, by home hour. What has none is damage: dropped, counted, never granted.
 local n = chosen_n
-local out = { 'OK', stamp, -1, 0, reaped, leap, 0, 0 }
+local out = { 'OK', stamp, -1, 0, reaped, leap, 0, clock, 0 }
 if n > 0 then
   local ids, specs, first, same, minute_ = {}, nil, shelf(chosen[1]), true, sub(chosen[1], 1, 5)
   for i = 1, n do
@@ -763,7 +771,7 @@ if n > 0 then
       g = g + 1
       granted[g] = id
       hset[2 * g - 1], hset[2 * g] = id, r
-      out[2 * g + 7], out[2 * g + 8] = head, spec
+      out[2 * g + 8], out[2 * g + 9] = head, spec
     end
   end
   if g > 0 then
@@ -812,7 +820,7 @@ out[3] = next_due
 out[4] = truncated and backlog + 1 or backlog
 out[7] = again and 1 or 0
 local rests = running + (delta.running or 0) <= 0 and ready_before + (delta.ready or 0) <= 0 and not meta[11] and aside == 0
-out[8] = rests and 1 or 0
+out[9] = rests and 1 or 0
 local poll = now + (rests and REST or lock_ms)
 permit_put((backlog > 0 or truncated or again) and 0 or (next_due >= 0 and next_due < poll and next_due or poll))
 return out

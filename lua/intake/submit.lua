@@ -91,7 +91,12 @@ if ARGV[2] ~= '' then
       end
     end
   end
-  local hits = recall(gone, n, floor(age / 10000) + 2)
+  -- The sender's clock knows how long ago that was, but what is remembered lies by the server's, which may have leapt
+  -- ahead meanwhile: then there is a gap since the last claim, or reaping pauses for it.
+  local seen = call('HMGET', KEYS[1], 'clock', 'pause')
+  local gap = n > 0 and seen[1] and now - seen[1] or 0
+  local leapt = seen[2] and lease_clock() < seen[2] + 900000
+  local hits = recall(gone, n, leapt and 90 or floor((age + (gap > 0 and gap or 0)) / 10000) + 2)
   for _, row in ipairs(unknown) do
     local id = ARGV[spec_at(row)]
     if hits[id] then refuse(row, 'DUPLICATE', id)

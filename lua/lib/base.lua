@@ -11,12 +11,14 @@ else
   stamp = t[1] .. format('%06d', t[2])
 end
 local now13 = format('%013.0f', now)
--- The clock of leases, timers and what is remembered: it never runs backwards.
+-- The clock of leases and of what is remembered: it never runs backwards. After the server's clock has gone back it
+-- goes on from where it was, ahead by `skew`, and slowly (`due/claim`) until the server's has caught up.
 local lease_now
 local function lease_clock()
   if not lease_now then
-    local seen = tonumber(call('HGET', KEYS[1], 'clock') or 0)
-    lease_now = seen > now and seen or now
+    local seen = call('HMGET', KEYS[1], 'clock', 'skew')
+    local clock, ahead = tonumber(seen[1] or 0), now + tonumber(seen[2] or 0)
+    lease_now = clock > ahead and clock or ahead
   end
   return lease_now
 end

@@ -6,12 +6,12 @@ local REST = 30000
 local KEEP = 10000
 do
   local lock, pod, peek = P .. 'lock', ARGV[2], redis.pcall
-  local meta = peek('HMGET', KEYS[1], 'clock', 'evb', 'kept', 'v', 'held')
+  local meta = peek('HMGET', KEYS[1], 'clock', 'evb', 'kept', 'v', 'held', 'skew')
   local mine, busy = peek('HGET', lock, pod), peek('HMGET', P .. 'counts', 'running', 'ready')
   -- What cannot be read is for the claim itself to complain of.
   local calm = type(mine) == 'string' and sub(mine, 1, 16) == ARGV[3] and not meta.err and meta[4] and not meta[5] and not busy.err
     and (busy[1] or '0') == '0' and (busy[2] or '0') == '0'
-    and now >= tonumber(meta[1] or 0) and tonumber(meta[2] or 0) <= tonumber(ARGV[15])
+    and (meta[6] or '0') == '0' and now >= tonumber(meta[1] or 0) and tonumber(meta[2] or 0) <= tonumber(ARGV[15])
   local till = calm and tonumber(sub(mine, 17, 29))
   calm = calm and till <= now + 2 * tonumber(ARGV[10])
     and (ARGV[13] == '' or (now - tonumber(ARGV[13]) <= 5000 and now - tonumber(ARGV[13]) >= -5000))
@@ -44,7 +44,7 @@ do
       local wake = next_due >= 0 and next_due < now + REST and next_due or now + REST
       call('HSET', KEYS[1], 'clock', format('%.0f', now))
       call('HSET', lock, pod, ARGV[3] .. format('%013.0f%013.0f', now + tonumber(ARGV[10]), wake))
-      return { 'OK', stamp, next_due, 0, 0, 0, 0, 1 }
+      return { 'OK', stamp, next_due, 0, 0, 0, 0, tonumber(meta[1] or 0), 1 }
     end
   end
 end

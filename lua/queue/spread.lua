@@ -2,7 +2,7 @@
 -- moves   none
 -- keys    1 {namespace:spread}:meta   2 {namespace:spread}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 buckets of keys  3 buckets  4 holders   (used where nothing stands yet)
--- gives   OK {stamp, buckets of keys, buckets, holders, epoch}
+-- gives   OK {stamp, buckets of keys, buckets, holders, epoch, ms when it was made}
 -- bound   one hash of five fields
 -- events  none
 -- memory  allow-oom
@@ -11,5 +11,5 @@ if call('EXISTS', h) == 0 then
   call('HSET', h, 'key_buckets', ARGV[2], 'buckets', ARGV[3], 'holders', ARGV[4], 'epoch', '1', 'born', now13)
   call('HSET', KEYS[1], 'v', '1')
 end
-local v = call('HMGET', h, 'key_buckets', 'buckets', 'holders', 'epoch')
-return { 'OK', stamp, tonumber(v[1]), tonumber(v[2]), tonumber(v[3]), tonumber(v[4]) }
+local v = call('HMGET', h, 'key_buckets', 'buckets', 'holders', 'epoch', 'born')
+return { 'OK', stamp, tonumber(v[1]), tonumber(v[2]), tonumber(v[3]), tonumber(v[4]), tonumber(v[5]) }

@@ -93,6 +93,16 @@ pub enum Command {
     /// Follow what happens, or check what happened
     #[command(subcommand)]
     Events(EventsCommand),
+    /// Tokens of the HTTP port: create, list, revoke
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Remove everything of the namespace for good
+    Purge(PurgeArgs),
+    /// Keys with which payloads are encrypted
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Tell what operators did: froze, redrove, made tokens
+    Notes(NotesArgs),
     /// Show counts, lag, pods, executors and Redis
     Status(StatusArgs),
     /// Look for damage in the data: exit code 1 if there is any
@@ -248,9 +258,110 @@ pub struct DevArgs {
     /// Where Redis keeps its data [default: .minutehand in this directory]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// Where HTTP is answered [default: 127.0.0.1:8700]
+    /// The HTTP port.
+    #[command(flatten)]
+    pub port: PortArgs,
+}
+
+/// The HTTP port of `serve` and `dev`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct PortArgs {
+    /// Where HTTP is answered: /v1, /docs, /metrics, /healthz, /readyz [default: 127.0.0.1:8700]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<String>,
+    /// Certificate for TLS, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<String>,
+    /// Its key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<String>,
+    /// Let everybody in who reaches the port, without a token
+    #[arg(long)]
+    pub insecure: bool,
+}
+
+impl PortArgs {
+    fn flags(&self) -> Vec<Flag> {
+        let insecure = self.insecure.then(|| "true".to_owned());
+        [
+            ("--listen", "pod.listen", self.listen.clone()),
+            ("--tls-cert", "http.tls_cert", self.tls_cert.clone()),
+            ("--tls-key", "http.tls_key", self.tls_key.clone()),
+            ("--insecure", "http.insecure", insecure),
+        ]
+        .into_iter()
+        .filter_map(|(name, key, value)| Some(Flag { name, key, value: value? }))
+        .collect()
+    }
+}
+
+/// Options of `token`.
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Make a token and print it, this once
+    #[command(after_help = "\
+Roles: submit (submit, look up, cancel, move), work (take tasks), read (see everything), operate (read, submit,
+freeze, redrive, settings of queues), admin (everything, tokens too).
+Examples:
+  minutehand token create --name ci --role submit --queue mail --queue 'push.*' --expires 30d
+  minutehand token create --name ops --role operate")]
+    Create {
+        /// What people call it
+        #[arg(long, value_name = "NAME")]
+        name: String,
+        /// submit, work, read, operate or admin; may be given several times
+        #[arg(long, required = true, value_name = "ROLE")]
+        role: Vec<String>,
+        /// Queue it is good for, such as mail or push.*; may be given several times [default: all]
+        #[arg(long, value_name = "PATTERN")]
+        queue: Vec<String>,
+        /// How long it is good, such as 12h or 30d [default: for ever]
+        #[arg(long, value_name = "TIME")]
+        expires: Option<String>,
+    },
+    /// List tokens, without their secrets
+    List,
+    /// Make a token worthless within seconds
+    Revoke {
+        /// Its id, the part between the two underscores
+        #[arg(value_name = "ID")]
+        id: String,
+    },
+}
+
+/// Options of `purge`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Tasks, dead letters, events, settings of queues and tokens go. Refused while a pod or an executor lives in it.
+Example:
+  minutehand purge --namespace trial --yes trial")]
+pub struct PurgeArgs {
+    /// The namespace once more, so that it is meant
+    #[arg(long, value_name = "NAMESPACE", required = true)]
+    pub yes: String,
+}
+
+/// What to do with keys.
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Print a new key, a line for the file that crypto.keys_file names
+    #[command(after_help = "\
+Examples:
+  minutehand key new >keys && chmod 600 keys
+  MINUTEHAND__CRYPTO__KEYS_FILE=keys minutehand submit --queue mail --payload secret")]
+    New {
+        /// Its name, at most 16 characters [default: one from today's date]
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+    },
+}
+
+/// Options of `notes`.
+#[derive(Debug, Args)]
+pub struct NotesArgs {
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub limit: u32,
 }
 
 /// Options of `demo`.
@@ -275,13 +386,14 @@ pub struct DemoArgs {
 /// Options of `serve`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Any number of pods share the work; each may be killed at any time.
+Any number of pods share the work; each may be killed at any time. On an address that other machines reach
+it starts once there is a token (`minutehand token create`), or with --insecure.
 Example:
-  minutehand serve --redis redis://db:6379 --listen 0.0.0.0:8700")]
+  minutehand serve --redis redis://db:6379 --listen 0.0.0.0:8700 --tls-cert cert.pem --tls-key key.pem")]
 pub struct ServeArgs {
-    /// Where HTTP is answered: /metrics, /healthz, /readyz [default: 127.0.0.1:8700]
-    #[arg(long, value_name = "ADDRESS")]
-    pub listen: Option<String>,
+    /// The HTTP port.
+    #[command(flatten)]
+    pub port: PortArgs,
 }
 
 /// Options of `work`.
@@ -319,6 +431,9 @@ pub struct WorkArgs {
     /// File in which begun and unreported work outlives a crash; one for each executor
     #[arg(long, value_name = "FILE")]
     pub journal: Option<String>,
+    /// Answer HTTP there: /metrics and /healthz, such as 127.0.0.1:8701
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
 }
 
 /// When a task is due.
@@ -545,10 +660,9 @@ impl Command {
     pub fn flags(&self) -> Vec<Flag> {
         let flag = |name, key, value: Option<String>| value.map(|value| Flag { name, key, value });
         match self {
-            Self::Dev(DevArgs { listen, .. }) | Self::Serve(ServeArgs { listen, .. }) => {
-                flag("--listen", "pod.listen", listen.clone()).into_iter().collect()
-            }
-            Self::Work(WorkArgs { slots, journal, .. }) => [
+            Self::Dev(DevArgs { port, .. }) | Self::Serve(ServeArgs { port }) => port.flags(),
+            Self::Work(WorkArgs { slots, journal, listen, .. }) => [
+                flag("--listen", "executor.listen", listen.clone()),
                 flag("--slots", "executor.slots", slots.map(|n| n.to_string())),
                 flag("--journal", "executor.journal", journal.clone()),
             ]

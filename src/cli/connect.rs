@@ -4,10 +4,14 @@ use super::dev;
 use super::error::CliError;
 use crate::client::{Client, ClientError, ClientSettings, NewTask, SubmitError};
 use crate::limits;
+use crate::model::seal::KeyRing;
 use crate::model::{Namespace, QueueName, Retry};
 use crate::settings::{Loaded, Settings, Span};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 
 /// Where a single server listens that was installed without any settings.
 const USUAL_URL: &str = "redis://127.0.0.1:6379";
@@ -46,15 +50,68 @@ fn password(file: &Path) -> Result<String, CliError> {
 
 /// Connects and opens the namespace.
 pub async fn space(loaded: &Loaded) -> Result<Space, CliError> {
+    Ok(space_or_refusal(loaded).await??)
+}
+
+/// Connects and opens the namespace; an answer by which Redis refuses for now is an answer of this, too.
+pub async fn space_or_refusal(loaded: &Loaded) -> Result<Result<Space, StoreError>, CliError> {
     let namespace = Namespace::new(&loaded.settings.namespace)?;
-    let store = Store::connect(settings(&loaded.settings)?).await?;
-    Ok(Space::open(store, namespace).await?)
+    let settings = settings(&loaded.settings)?;
+    let opened = async { Space::open(Store::connect(settings).await?, namespace).await };
+    match opened.await {
+        Ok(space) => Ok(Ok(space)),
+        Err(error @ StoreError::Refused { .. }) => Ok(Err(error)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Connects and opens the namespace; waits, and says why, as long as Redis is there and refuses: it loads its file, is
+/// full, cannot write, is stuck in a script, or has no master. Nothing when it is told to stop meanwhile.
+pub async fn space_patiently(
+    loaded: &Loaded,
+    stop: &CancellationToken,
+    refused: impl Fn(&StoreError),
+) -> Result<Option<Space>, CliError> {
+    let mut wait_ms = 50;
+    loop {
+        let error = match space_or_refusal(loaded).await? {
+            Ok(space) => return Ok(Some(space)),
+            Err(error) => error,
+        };
+        refused(&error);
+        tracing::warn!(%error, wait_ms, "cannot start yet; trying again");
+        tokio::select! {
+            () = stop.cancelled() => return Ok(None),
+            () = tokio::time::sleep(Duration::from_millis(wait_ms)) => {}
+        }
+        wait_ms = (wait_ms * 2).min(limits::RECONNECT_MAX_MS);
+    }
+}
+
+/// The keys that payloads are sealed and opened with, where there are any.
+pub fn keys(settings: &Settings) -> Result<Option<Arc<KeyRing>>, CliError> {
+    let file = &settings.crypto.keys_file;
+    if file.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let wrong = |what: String| CliError {
+        code: "setting",
+        ..CliError::usage("crypto.keys_file", format!("{}: {what}", file.display()))
+    };
+    let text = std::fs::read_to_string(file).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let keys = text.parse::<KeyRing>().map_err(|error| wrong(error.detail))?;
+    Ok(Some(Arc::new(keys)))
 }
 
 /// A client for one command.
 pub async fn client(loaded: &Loaded) -> Result<Client, CliError> {
     let namespace = Namespace::new(&loaded.settings.namespace)?;
-    Ok(Client::connect(ClientSettings { redis: settings(&loaded.settings)?, namespace }).await?)
+    let keys = keys(&loaded.settings)?;
+    let client = Client::connect(ClientSettings { redis: settings(&loaded.settings)?, namespace }).await?;
+    Ok(match keys {
+        Some(keys) => client.with_keys(keys),
+        None => client,
+    })
 }
 
 /// A task of this queue for which nothing else is said: what the settings say, and so the flags.

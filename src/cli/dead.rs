@@ -46,6 +46,7 @@ pub async fn run(command: &DeadCommand, loaded: &Loaded, output: Output) -> Resu
             let per_second = rate.as_deref().map(per_second).transpose()?;
             let client = connect::client(loaded).await?;
             let ids = chosen(&client, pick, "redrive").await?;
+            client.note(&connect::who(), "dead.redrive", &format!("{} letters", ids.len()), "").await?;
             let done = client.redrive(&ids, per_second, &connect::who()).await?;
             let value = serde_json::to_value(&done).map_err(|error| CliError::failed(error.to_string()))?;
             render::show(output, &value, |_| {
@@ -69,6 +70,7 @@ pub async fn run(command: &DeadCommand, loaded: &Loaded, output: Output) -> Resu
         DeadCommand::Delete { pick } => {
             let client = connect::client(loaded).await?;
             let ids = chosen(&client, pick, "delete").await?;
+            client.note(&connect::who(), "dead.delete", &format!("{} letters", ids.len()), "").await?;
             let deleted = client.dead_delete(&ids, &connect::who()).await?;
             let value = json!({ "deleted": deleted, "unknown": ids.len() as u64 - deleted });
             render::show(output, &value, |_| format!("{deleted} of {} deleted", ids.len()));

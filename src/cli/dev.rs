@@ -76,7 +76,7 @@ pub async fn run(args: &DevArgs, loaded: &Loaded, output: Output) -> Result<Exit
     let redis = ConnectSettings { url: server.url(), ..super::connect::settings(settings)? };
     let space = Space::open(Store::connect(redis).await?, namespace).await?;
     let served = serve::prepare(space, settings, metrics).await?;
-    let found = Found { url: server.url(), http: format!("http://{}", served.http) };
+    let found = Found { url: server.url(), http: served.url() };
     let files = publish(&dir, &found);
     let binary = server.binary();
     let flavor = if binary.valkey { "valkey" } else { "redis" };
@@ -87,7 +87,7 @@ pub async fn run(args: &DevArgs, loaded: &Loaded, output: Output) -> Result<Exit
         let pairs = render::pairs(&[
             ("redis", format!("{} ({flavor} {})", found.url, binary.version)),
             ("data", server.dir().display().to_string()),
-            ("http", format!("{}/metrics /healthz /readyz", found.http)),
+            ("http", format!("{}/docs /v1 /metrics /healthz /readyz", found.http)),
         ]);
         format!(
             "{pairs}\nOther commands find it by themselves; in a second terminal:\n\n  \

@@ -16,6 +16,7 @@ pub async fn run(args: &FreezeArgs, freeze: bool, loaded: &Loaded, output: Outpu
     };
     let client = connect::client(loaded).await?;
     let who = connect::who();
+    client.note(&who, if freeze { "freeze" } else { "thaw" }, &scope.to_string(), &args.why).await?;
     let frost = if freeze {
         client.freeze(&scope, &who, &args.why).await?
     } else {

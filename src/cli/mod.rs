@@ -14,6 +14,8 @@ mod freeze;
 mod get;
 pub mod import;
 pub mod input;
+mod key;
+mod purge;
 pub mod queue;
 pub mod render;
 mod reschedule;
@@ -21,6 +23,7 @@ mod serve;
 mod signal;
 mod status;
 mod submit;
+mod token;
 mod work;
 
 use crate::settings::{Loaded, Settings, Sources};
@@ -89,6 +92,7 @@ fn start(cli: Cli) -> Result<Exit, CliError> {
     }
     let output = cli.global.output;
     match &cli.command {
+        Command::Key(command) => key::run(command, output),
         Command::Config(command) => {
             config::run(command, &loaded, output);
             Ok(Exit::Ok)
@@ -134,10 +138,13 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,
         Command::Events(command) => events::run(command, loaded, output).await,
+        Command::Purge(args) => purge::run(args, loaded, output).await,
+        Command::Token(command) => token::run(command, loaded, output).await,
+        Command::Notes(args) => token::notes(args, loaded, output).await,
         Command::Status(_) => status::run(loaded, output).await,
         Command::Check(_) => check::run(loaded, output).await,
         // Done before a runtime was started.
-        Command::Config(_) | Command::Completions { .. } => Ok(Exit::Ok),
+        Command::Config(_) | Command::Key(_) | Command::Completions { .. } => Ok(Exit::Ok),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::args::Output;
 use super::error::{CliError, Exit};
 use super::{connect, render};
-use crate::client::{QueueChange, QueueView};
+use crate::client::{Client, QueueChange, QueueView};
 use crate::model::queue::{DownstreamName, Lease, Owner, Routing, TimeoutDefaults, TryDefaults, Weights};
 use crate::model::slice::parse_duration_ms;
 use crate::model::{FieldError, QueueName, QueueSettings, Reason};
@@ -130,6 +130,13 @@ impl QueueSet {
     }
 }
 
+/// A client, once what will be done by it was written down.
+async fn noted(loaded: &Loaded, action: &str, queue: &QueueName, why: &str) -> Result<Client, CliError> {
+    let client = connect::client(loaded).await?;
+    client.note(&connect::who(), action, queue.as_str(), why).await?;
+    Ok(client)
+}
+
 /// Does what was asked.
 pub async fn run(command: &QueueCommand, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
     let name = |arg: &QueueArg| QueueName::new(&arg.queue);
@@ -150,15 +157,18 @@ pub async fn run(command: &QueueCommand, loaded: &Loaded, output: Output) -> Res
             let queue = name(&set.queue)?;
             // What can be wrong without Redis is said without it.
             set.apply(&mut QueueSettings::default())?;
-            connect::client(loaded).await?.queue_set(&queue, |settings| set.apply(settings)).await?
+            noted(loaded, "queue.set", &queue, "")
+                .await?
+                .queue_set(&queue, |settings| set.apply(settings))
+                .await?
         }
         QueueCommand::Pause { queue, why } => {
             let queue = name(queue)?;
-            connect::client(loaded).await?.pause(&queue, &connect::who(), why).await?
+            noted(loaded, "queue.pause", &queue, why).await?.pause(&queue, &connect::who(), why).await?
         }
         QueueCommand::Resume(queue) => {
             let queue = name(queue)?;
-            connect::client(loaded).await?.resume(&queue).await?
+            noted(loaded, "queue.resume", &queue, "").await?.resume(&queue).await?
         }
     };
     render::show(output, &json(&change)?, |value| said(command, &change, &value["settings"]));

@@ -1,24 +1,54 @@
 //! `minutehand serve`: a pod and its HTTP port.
 
 use super::error::{CliError, Exit};
-use super::{connect, signal};
-use crate::http::{self, HttpState};
-use crate::model::Namespace;
+use super::{connect, render, signal};
+use crate::client::Client;
+use crate::clock;
+use crate::http::{self, Api, Door, Ops};
+use crate::model::{Namespace, QueueName};
+use crate::pod::ready::Readiness;
 use crate::pod::{Pod, PodSettings};
 use crate::settings::{Loaded, Settings};
-use crate::store::Space;
+use crate::store::{Space, StoreError};
 use crate::telemetry;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// A pod with its HTTP port, not yet running.
 pub struct Served {
     pod: Pod,
+    client: Client,
     listener: TcpListener,
     /// Where HTTP is answered.
     pub http: SocketAddr,
     metrics: Option<metrics_exporter_prometheus::PrometheusHandle>,
+    door: Door,
+    tls: Option<tokio_rustls::TlsAcceptor>,
+}
+
+/// Whether callers must show a token. On an address that others reach, nobody is let in unasked by accident.
+async fn door(client: &Client, settings: &Settings) -> Result<Door, CliError> {
+    let (wanted, http) = (settings.pod.listen, &settings.http);
+    if http.insecure {
+        return Ok(Door::Open);
+    }
+    if wanted.ip().is_loopback() && !http.require_token {
+        return Ok(Door::Loopback);
+    }
+    if client.tokens().await?.is_empty() {
+        let what = match http.require_token {
+            true => "http.require_token is set, and there is no token yet".to_owned(),
+            false => format!(
+                "{wanted} is reached by other machines, and there is no token yet to tell who they are"
+            ),
+        };
+        return Err(CliError { code: "no_token", ..CliError::usage("pod.listen", what) }.hint(
+            "make one with `minutehand token create --name ops --role admin`, listen on 127.0.0.1, or say --insecure",
+        ));
+    }
+    Ok(Door::Tokens)
 }
 
 /// Takes the port and makes the pod. Install the metrics before the space is opened, so that nothing is missed.
@@ -28,13 +58,15 @@ pub async fn prepare(
     metrics: Option<metrics_exporter_prometheus::PrometheusHandle>,
 ) -> Result<Served, CliError> {
     let wanted = settings.pod.listen;
-    let listener = TcpListener::bind(wanted).await.map_err(|error| {
-        CliError {
-            code: "setting",
-            ..CliError::usage("pod.listen", format!("{wanted} cannot be listened on: {error}"))
-        }
-        .hint("--listen 127.0.0.1:0 takes a free port")
-    })?;
+    let client = Client::new(space.clone());
+    let door = door(&client, settings).await?;
+    let tls = match settings.http.tls_cert.as_os_str().is_empty() {
+        true => None,
+        false => Some(http::acceptor(&settings.http.tls_cert, &settings.http.tls_key).map_err(|error| {
+            CliError { code: "setting", ..CliError::usage("http.tls_cert", error.to_string()) }
+        })?),
+    };
+    let listener = listen(wanted).await?;
     let http = listener.local_addr().unwrap_or(wanted);
     let pod = PodSettings {
         listen: http.to_string(),
@@ -45,19 +77,28 @@ pub async fn prepare(
         look_ahead_ms: settings.pod.look_ahead.ms(),
         ..PodSettings::default()
     };
-    Ok(Served { pod: Pod::new(space, pod), listener, http, metrics })
+    Ok(Served { pod: Pod::new(space, pod), client, listener, http, metrics, door, tls })
 }
 
 impl Served {
+    /// Where HTTP is answered.
+    pub fn url(&self) -> String {
+        format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.http)
+    }
+
     /// Works until `stop`, then lets go in order: the pod first, so that its last state can be seen.
     pub async fn run(self, settings: &Settings, stop: CancellationToken) -> Result<(), CliError> {
         let ended = CancellationToken::new();
-        let state = HttpState { metrics: self.metrics.clone(), ready: self.pod.ready() };
-        let web = tokio::spawn(http::serve(self.listener, http::router(state), ended.clone()));
+        let ops = Ops { metrics: self.metrics.clone(), ready: Some(self.pod.ready()) };
+        let template = super::connect::task(settings, QueueName::new("any")?)?;
+        let api = Api::new(self.client, template, self.door, ended.clone())
+            .poll_wait(settings.http.poll_wait.duration());
+        let web =
+            tokio::spawn(http::serve(self.listener, http::router(ops, Some(api)), self.tls, ended.clone()));
         let upkeep = self.metrics.map(|handle| {
             tokio::spawn(telemetry::keep_metrics(handle, settings.metrics.upkeep.duration(), ended.clone()))
         });
-        tracing::info!(http = %self.http, "serving /metrics, /healthz and /readyz");
+        tracing::info!(http = %self.http, "serving /v1, /docs, /metrics, /healthz and /readyz");
         let result = self.pod.run(stop).await;
         ended.cancel();
         match web.await {
@@ -82,16 +123,54 @@ pub fn metrics(
     telemetry::init_metrics().map(Some).map_err(|error| CliError::failed(error.to_string()))
 }
 
+/// Opens the namespace. Where Redis is there and refuses for now, HTTP is served meanwhile: alive, not ready, and why.
+async fn open(
+    loaded: &Loaded,
+    metrics: &Option<metrics_exporter_prometheus::PrometheusHandle>,
+    stop: &CancellationToken,
+) -> Result<Option<Space>, CliError> {
+    let error = match connect::space_or_refusal(loaded).await? {
+        Ok(space) => return Ok(Some(space)),
+        Err(error) => error,
+    };
+    let settings = &loaded.settings;
+    let ready = Arc::new(Readiness::new(settings.pod.poll.duration() * 3));
+    ready.failing(clock::mono(), error.to_string());
+    let ended = CancellationToken::new();
+    let listener = listen(settings.pod.listen).await?;
+    if let Ok(http) = listener.local_addr() {
+        render::print(&format!("waiting for redis; listening on http://{http}"));
+    }
+    let ops = Ops { metrics: metrics.clone(), ready: Some(Arc::clone(&ready)) };
+    let web = tokio::spawn(http::serve(listener, http::router(ops, None), None, ended.clone()));
+    let refused = |error: &StoreError| ready.failing(clock::mono(), error.to_string());
+    let space = connect::space_patiently(loaded, stop, refused).await;
+    ended.cancel();
+    let _ = web.await;
+    space
+}
+
+/// Takes the port.
+async fn listen(wanted: SocketAddr) -> Result<TcpListener, CliError> {
+    TcpListener::bind(wanted).await.map_err(|error| {
+        CliError {
+            code: "setting",
+            ..CliError::usage("pod.listen", format!("{wanted} cannot be listened on: {error}"))
+        }
+        .hint("--listen 127.0.0.1:0 takes a free port")
+    })
+}
+
 /// Runs a pod until it is told to stop.
 pub async fn run(loaded: &Loaded) -> Result<Exit, CliError> {
     let settings = &loaded.settings;
     Namespace::new(&settings.namespace)?;
     let stop = signal::stop()?;
     let metrics = metrics(settings)?;
-    let space = connect::space(loaded).await?;
+    let Some(space) = open(loaded, &metrics, &stop).await? else { return Ok(Exit::Ok) };
     let served = prepare(space, settings, metrics).await?;
     // One line on stdout for scripts that take a free port; the log is on stderr.
-    super::render::print(&format!("listening on http://{}", served.http));
+    render::print(&format!("listening on {}", served.url()));
     served.run(settings, stop).await?;
     Ok(Exit::Ok)
 }

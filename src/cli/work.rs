@@ -2,10 +2,15 @@
 
 use super::args::{Output, WorkArgs};
 use super::error::{CliError, Exit};
-use super::{connect, render, signal};
+use super::{connect, render, serve, signal};
 use crate::executor::{self, Executor, ExecutorError, ExecutorSettings};
+use crate::http::{self, Ops};
 use crate::model::{Labels, QueueName};
 use crate::settings::Loaded;
+use crate::telemetry;
+use std::net::SocketAddr;
+use tokio::net::TcpListener;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Settings and flags of an executor.
 fn settings(args: &WorkArgs, loaded: &Loaded) -> ExecutorSettings {
@@ -25,6 +30,25 @@ fn settings(args: &WorkArgs, loaded: &Loaded) -> ExecutorSettings {
     }
 }
 
+/// Answers HTTP until dropped, where an address is named.
+async fn port(loaded: &Loaded) -> Result<Option<DropGuard>, CliError> {
+    let settings = &loaded.settings;
+    let Ok(wanted) = settings.executor.listen.parse::<SocketAddr>() else { return Ok(None) };
+    let listener = TcpListener::bind(wanted).await.map_err(|error| CliError {
+        code: "setting",
+        ..CliError::usage("executor.listen", format!("{wanted} cannot be listened on: {error}"))
+    })?;
+    let metrics = serve::metrics(settings)?;
+    let ended = CancellationToken::new();
+    tracing::info!(http = %listener.local_addr().unwrap_or(wanted), "serving /metrics and /healthz");
+    if let Some(handle) = metrics.clone() {
+        tokio::spawn(telemetry::keep_metrics(handle, settings.metrics.upkeep.duration(), ended.clone()));
+    }
+    let router = http::router(Ops { metrics, ready: None }, None);
+    tokio::spawn(http::serve(listener, router, None, ended.clone()));
+    Ok(Some(ended.drop_guard()))
+}
+
 /// Runs an executor until it is told to stop; then it drains. Told twice, it gives up what still runs.
 pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
     for queue in &args.queue {
@@ -32,8 +56,13 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
     }
     Labels::new(&args.label)?;
     let (stop, now) = signal::stop_then_now()?;
-    let space = connect::space(loaded).await?;
+    // Before the space is opened, so that nothing is missed.
+    let port = port(loaded).await?;
+    let Some(space) = connect::space_patiently(loaded, &stop, |_| {}).await? else { return Ok(Exit::Ok) };
     let mut builder = Executor::builder(space).settings(settings(args, loaded));
+    if let Some(keys) = connect::keys(&loaded.settings)? {
+        builder = builder.keys(keys);
+    }
     for queue in &args.queue {
         builder = match (&args.exec, &args.http) {
             (Some(command), _) => builder.handle(queue, executor::exec(command.clone())),
@@ -50,6 +79,7 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
         ExecutorError::Journal(error) => CliError { code: "journal", ..CliError::failed(error.to_string()) },
         other => CliError::failed(other.to_string()),
     })?;
+    drop(port);
     let value = serde_json::to_value(report).unwrap_or_default();
     render::show(output, &value, |value| {
         let get = |name: &str| render::plain(&value[name]);

@@ -2,11 +2,14 @@
 
 use super::{Client, ClientError, repeat};
 use crate::limits;
-use crate::model::{Bucket, QueueName, TaskId, UnixMs};
+use crate::model::field::shown;
+use crate::model::{Bucket, FieldError, QueueName, Reason, TaskId, UnixMs};
 use crate::store::dead::{self, DeadLetter, RedriveAnswer};
 use crate::store::read::Attempt;
 use serde::Serialize;
 use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
 
 /// Which dead letters are meant; all that is given must hold.
 #[derive(Debug, Clone, Default)]
@@ -22,14 +25,16 @@ pub struct DeadFilter {
 }
 
 /// A dead letter.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct DeadView {
     /// The task.
+    #[schema(value_type = String)]
     pub id: TaskId,
     /// Its queue.
     pub queue: String,
     /// When it died.
     #[serde(with = "crate::model::slice::rfc3339")]
+    #[schema(value_type = String)]
     pub at: UnixMs,
     /// Why, in one word.
     pub reason: String,
@@ -40,11 +45,12 @@ pub struct DeadView {
 }
 
 /// What a redrive did.
-#[derive(Debug, Clone, Default, Serialize, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, Serialize, PartialEq, Eq, utoipa::ToSchema)]
 pub struct Redriven {
     /// Pending again.
     pub redriven: u64,
     /// Left alone, since another task has their key: the letter and that task.
+    #[schema(value_type = Vec<Vec<String>>)]
     pub key_conflicts: Vec<(TaskId, TaskId)>,
     /// Not dead, or no longer.
     pub unknown: u64,
@@ -74,40 +80,99 @@ fn fits(pattern: &str, text: &str) -> bool {
     rest.ends_with(last)
 }
 
+/// Where a list of dead letters goes on. Its text is for keeping, not for reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeadCursor {
+    bucket: u16,
+    from: i64,
+    skip: usize,
+}
+
+impl fmt::Display for DeadCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.bucket, self.from, self.skip)
+    }
+}
+
+impl FromStr for DeadCursor {
+    type Err = FieldError;
+
+    fn from_str(text: &str) -> Result<Self, FieldError> {
+        let mut parts = text.split('.').map(|part| part.parse::<u64>().ok());
+        let mut next = || parts.next().flatten();
+        let found = (|| {
+            let bucket = u16::try_from(next()?).ok().filter(|bucket| *bucket < limits::BUCKETS_MAX)?;
+            let (from, skip) = (i64::try_from(next()?).ok()?, usize::try_from(next()?).ok()?);
+            Some(Self { bucket, from, skip: Some(skip).filter(|skip| *skip <= limits::DEAD_KEEP_ROWS)? })
+        })();
+        found.filter(|_| text.split('.').count() == 3).ok_or_else(|| {
+            FieldError::new("cursor", Reason::InvalidType, format!("{} is no cursor", shown(text)))
+        })
+    }
+}
+
+/// Pages that one call reads at most: a filter that nothing fits must not hold it up for long.
+const PAGES_AT_ONCE: usize = 50;
+
 impl Client {
     /// Dead letters that fit, oldest first in each bucket.
     pub async fn dead_list(&self, filter: &DeadFilter) -> Result<Vec<DeadView>, ClientError> {
+        let limit = filter.limit.unwrap_or(usize::MAX);
+        let (mut out, mut cursor) = (Vec::new(), DeadCursor::default());
+        loop {
+            let rest = DeadFilter { limit: Some(limit - out.len()), ..filter.clone() };
+            let (mut page, next) = self.dead_page(&rest, cursor).await?;
+            out.append(&mut page);
+            match next {
+                Some(next) if out.len() < limit => cursor = next,
+                _ => return Ok(out),
+            }
+        }
+    }
+
+    /// A part of [`Self::dead_list`], at most the filter's limit from a cursor on, and where the next one begins.
+    pub async fn dead_page(
+        &self,
+        filter: &DeadFilter,
+        from: DeadCursor,
+    ) -> Result<(Vec<DeadView>, Option<DeadCursor>), ClientError> {
         let space = self.space();
         space.groups().await?;
         let (limit, now) = (filter.limit.unwrap_or(usize::MAX), UnixMs(space.clock().now_ms()));
-        let mut out = Vec::new();
-        for bucket in (0..space.spread().buckets).filter_map(Bucket::new) {
-            let mut skip = 0;
-            while out.len() < limit {
-                let page = repeat(space, || dead::page(space, bucket, UnixMs(0), skip)).await?;
-                let full = page.len() == dead::PAGE_MAX;
-                skip += page.len();
-                for letter in page {
-                    let group = letter.lane.and_then(|lane| space.known_name(lane.group()));
-                    let queue = group.map(|group| group.queue.to_string()).unwrap_or_default();
-                    if out.len() < limit && filter.fits(&letter, &queue, now) {
-                        let error = letter.attempts.last().map(|attempt| attempt.error.clone());
-                        out.push(DeadView {
-                            id: letter.id,
-                            queue,
-                            at: letter.at,
-                            reason: letter.reason,
-                            error: error.unwrap_or_default(),
-                            attempts: letter.attempts,
-                        });
-                    }
+        let (mut out, mut at, mut pages) = (Vec::new(), from, 0);
+        while let Some(bucket) = Bucket::new(at.bucket).filter(|_| at.bucket < space.spread().buckets) {
+            if out.len() >= limit || pages >= PAGES_AT_ONCE {
+                return Ok((out, Some(at)));
+            }
+            pages += 1;
+            let page = repeat(space, || dead::page(space, bucket, UnixMs(at.from), at.skip)).await?;
+            let full = page.len() == dead::PAGE_MAX;
+            for letter in page {
+                if out.len() >= limit {
+                    return Ok((out, Some(at)));
                 }
-                if !full {
-                    break;
+                // Letters of one millisecond are told apart by how many of them were seen.
+                at.skip = if letter.at.0 == at.from { at.skip + 1 } else { 1 };
+                at.from = letter.at.0;
+                let group = letter.lane.and_then(|lane| space.known_name(lane.group()));
+                let queue = group.map(|group| group.queue.to_string()).unwrap_or_default();
+                if filter.fits(&letter, &queue, now) {
+                    let error = letter.attempts.last().map(|attempt| attempt.error.clone());
+                    out.push(DeadView {
+                        id: letter.id,
+                        queue,
+                        at: letter.at,
+                        reason: letter.reason,
+                        error: error.unwrap_or_default(),
+                        attempts: letter.attempts,
+                    });
                 }
             }
+            if !full {
+                at = DeadCursor { bucket: at.bucket + 1, from: 0, skip: 0 };
+            }
         }
-        Ok(out)
+        Ok((out, None))
     }
 
     /// Sets dead letters back to pending, `per_second` of them due in each second (all at once without).

@@ -1,11 +1,14 @@
 //! What happened: one task's life, the tail of all events, and a replay of them.
 
 use super::{Client, ClientError, repeat};
+use crate::limits;
 use crate::model::event::Event;
 use crate::model::replay::{Replay, Report};
-use crate::model::{Bucket, TaskId, UnixMs};
+use crate::model::{Bucket, FieldError, Reason, TaskId, UnixMs};
 use crate::store::events::{self, Stretch};
 use serde::Serialize;
+use std::fmt;
+use std::str::FromStr;
 
 /// A task's life, as far as it is kept.
 #[derive(Debug, Clone, Serialize)]
@@ -23,6 +26,37 @@ pub struct EventTail {
     after: Vec<Option<String>>,
 }
 
+/// A place in the events of all buckets, to go on from. Its text is for keeping, not for reading.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventPlace(Vec<Option<String>>);
+
+impl fmt::Display for EventPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let places: Vec<&str> = self.0.iter().map(|place| place.as_deref().unwrap_or("")).collect();
+        f.write_str(&places.join(","))
+    }
+}
+
+impl FromStr for EventPlace {
+    type Err = FieldError;
+
+    fn from_str(text: &str) -> Result<Self, FieldError> {
+        let entry = |text: &str| {
+            let number =
+                |text: &str| !text.is_empty() && text.len() < 20 && text.bytes().all(|b| b.is_ascii_digit());
+            text.split_once('-').is_some_and(|(ms, seq)| number(ms) && number(seq))
+        };
+        let places: Vec<&str> = text.split(',').collect();
+        if places.len() > usize::from(limits::BUCKETS_MAX)
+            || !places.iter().all(|place| place.is_empty() || entry(place))
+        {
+            let detail = "not a place that an event was told with";
+            return Err(FieldError::new("Last-Event-ID", Reason::InvalidType, detail));
+        }
+        Ok(Self(places.iter().map(|place| (!place.is_empty()).then(|| (*place).to_owned())).collect()))
+    }
+}
+
 impl Client {
     /// A task's life.
     pub async fn trace(&self, id: TaskId) -> Result<Trace, ClientError> {
@@ -37,6 +71,21 @@ impl Client {
     pub fn events(&self) -> EventTail {
         let buckets = usize::from(self.space().spread().buckets);
         EventTail { client: self.clone(), after: vec![None; buckets] }
+    }
+
+    /// Reads events from a place on; buckets that were added since are read from their start.
+    pub fn events_from(&self, place: EventPlace) -> EventTail {
+        let mut tail = self.events();
+        let common = tail.after.len().min(place.0.len());
+        tail.after[..common].clone_from_slice(&place.0[..common]);
+        tail
+    }
+
+    /// Reads events from an instant on.
+    pub fn events_since(&self, at: UnixMs) -> EventTail {
+        let mut tail = self.events();
+        tail.after.fill(Some(format!("{}-0", at.0.max(0))));
+        tail
     }
 
     /// Feeds everything that is kept through the table of states.
@@ -83,6 +132,11 @@ impl EventTail {
             self.after[bucket] = Some(last.clone());
         }
         Ok(stretch)
+    }
+
+    /// Where it has come to.
+    pub fn place(&self) -> EventPlace {
+        EventPlace(self.after.clone())
     }
 
     /// Leaves out everything that has happened so far.

@@ -16,7 +16,7 @@ pub struct Holds {
 }
 
 /// A queue of which nothing is claimed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct HeldQueue {
     /// The queue.
     pub queue: String,

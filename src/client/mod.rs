@@ -2,6 +2,7 @@
 //!
 //! Every door (the CLI, HTTP, a program of yours) goes through [`Client`], so all of them check alike.
 
+mod access;
 mod dead;
 mod history;
 mod holds;
@@ -10,8 +11,9 @@ mod queues;
 mod stream;
 mod submit;
 
-pub use dead::{DeadFilter, DeadView, Redriven};
-pub use history::{EventTail, Trace};
+pub use access::{NewToken, token_fits, token_hash};
+pub use dead::{DeadCursor, DeadFilter, DeadView, Redriven};
+pub use history::{EventPlace, EventTail, Trace};
 pub use holds::{HeldQueue, Holds};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
 pub use queues::{QueueChange, QueueView};
@@ -20,6 +22,7 @@ pub use submit::{Due, NewTask, SubmitError, Submitted};
 
 use crate::limits;
 use crate::model::field::FieldError;
+use crate::model::seal::KeyRing;
 use crate::model::{Namespace, TaskId, UnixMs};
 use crate::store::intake::{self, WishAnswer};
 use crate::store::queue::{self, Freeze, Scope};
@@ -78,7 +81,7 @@ pub enum ClientError {
 const FOLLOW_MAX: Duration = Duration::from_secs(4);
 
 /// What is frozen after a call, and who has heard of it.
-#[derive(Debug, Clone, serde::Serialize)]
+#[derive(Debug, Clone, serde::Serialize, utoipa::ToSchema)]
 pub struct Frost {
     /// What is frozen now.
     #[serde(flatten)]
@@ -105,6 +108,7 @@ pub enum Cancelled {
 #[derive(Debug, Clone)]
 pub struct Client {
     inner: Arc<Inner>,
+    keys: Option<Arc<KeyRing>>,
 }
 
 #[derive(Debug)]
@@ -123,7 +127,19 @@ impl Client {
     /// A client on a space that is open already. Must be called within a tokio runtime.
     pub fn new(space: Space) -> Self {
         let batcher = submit::Batcher::start(space.clone());
-        Self { inner: Arc::new(Inner { space, batcher }) }
+        Self { inner: Arc::new(Inner { space, batcher }), keys: None }
+    }
+
+    /// The same with keys: payloads are sealed before they leave, and opened when they are looked at.
+    #[must_use]
+    pub fn with_keys(mut self, keys: Arc<KeyRing>) -> Self {
+        self.keys = Some(keys);
+        self
+    }
+
+    /// Seals a task's payload, where there are keys and nobody has sealed it yet.
+    fn sealed(&self, task: NewTask) -> Result<NewTask, ClientError> {
+        seal(self.space(), self.keys.as_deref(), task)
     }
 
     /// The space.
@@ -135,7 +151,7 @@ impl Client {
     ///
     /// Safe to repeat by an idempotency key; a lost reply is asked for again within.
     pub async fn submit(&self, task: NewTask) -> Result<Submitted, ClientError> {
-        self.inner.batcher.submit(task).await
+        self.inner.batcher.submit(self.sealed(task)?).await
     }
 
     /// Submits any number of tasks; answers each, in order.
@@ -146,12 +162,13 @@ impl Client {
         &self,
         tasks: Vec<NewTask>,
     ) -> Result<Vec<Result<Submitted, SubmitError>>, ClientError> {
+        let tasks = tasks.into_iter().map(|task| self.sealed(task)).collect::<Result<_, _>>()?;
         submit::submit_batch(&self.inner.space, tasks).await
     }
 
     /// A stream of tasks with back-pressure, for large plans.
     pub fn stream(&self, settings: StreamSettings) -> SubmitStream {
-        SubmitStream::start(self.inner.space.clone(), settings)
+        SubmitStream::start(self.inner.space.clone(), self.keys.clone(), settings)
     }
 
     /// Cancels a task. `who` and `cause` go into its history.
@@ -184,6 +201,12 @@ impl Client {
             WishAnswer::Done => Ok(due),
             other => Err(wrong_state(id, other)),
         }
+    }
+
+    /// What is frozen.
+    pub async fn frozen(&self) -> Result<Freeze, ClientError> {
+        let space = self.space();
+        Ok(repeat(space, || queue::frozen(space)).await?)
     }
 
     /// Freezes a queue or everything, and waits until all live pods follow.
@@ -226,6 +249,20 @@ impl Client {
             other => Err(wrong_state(id, other)),
         }
     }
+}
+
+/// Seals a task's payload, where there are keys and nobody has sealed it yet.
+fn seal(space: &Space, keys: Option<&KeyRing>, mut task: NewTask) -> Result<NewTask, ClientError> {
+    if let Some(keys) = keys.filter(|_| task.extras.sealed.is_none()) {
+        let mut nonce = [0; crate::model::seal::NONCE_BYTES];
+        access::random(&mut nonce)?;
+        let sealed = keys.seal(space.namespace(), &task.queue, &task.payload, nonce);
+        let (name, payload) = sealed.map_err(|error| {
+            FieldError::new("payload", crate::model::Reason::InvalidType, error.to_string())
+        })?;
+        (task.extras.sealed, task.payload) = (Some(name), payload);
+    }
+    Ok(task)
 }
 
 fn wrong_state(id: TaskId, answer: WishAnswer) -> ClientError {

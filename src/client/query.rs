@@ -2,7 +2,9 @@
 
 use super::holds::{HeldQueue, Holds};
 use super::{Client, ClientError, repeat};
-use crate::model::{Bucket, Labels, LaneCode, Phase, PlanName, Priority, Spec, State, TaskId, UnixMs};
+use crate::model::{
+    Bucket, Labels, LaneCode, Phase, PlanName, Priority, QueueName, Spec, State, TaskId, UnixMs,
+};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Frozen;
 use crate::store::read::{self, Attempt, BucketCounts, Found, Lags};
@@ -11,11 +13,13 @@ use serde::{Serialize, Serializer};
 use tokio::task::JoinSet;
 
 /// A task as people see it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct TaskView {
     /// Its id.
+    #[schema(value_type = String)]
     pub id: TaskId,
     /// Its state.
+    #[schema(value_type = String)]
     pub state: State,
     /// The state in everyday words: scheduled, ready, retrying, held, or how far a running one is.
     pub view: &'static str,
@@ -30,9 +34,11 @@ pub struct TaskView {
     pub labels: Vec<String>,
     /// Its priority.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "priority_text")]
+    #[schema(value_type = Option<String>)]
     pub priority: Option<Priority>,
     /// When it is due.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "time_text")]
+    #[schema(value_type = Option<String>)]
     pub due: Option<UnixMs>,
     /// Failed attempts so far.
     pub failures: u32,
@@ -47,6 +53,7 @@ pub struct TaskView {
     pub key: Option<String>,
     /// Its plan.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub plan: Option<PlanName>,
     /// Pod or executor that holds it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,6 +63,7 @@ pub struct TaskView {
     pub fence: Option<u32>,
     /// When its lease lapses.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "time_text")]
+    #[schema(value_type = Option<String>)]
     pub lease_until: Option<UnixMs>,
     /// Whether it was asked to stop.
     pub cancel_asked: bool,
@@ -65,8 +73,12 @@ pub struct TaskView {
     /// Failed attempts, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<Attempt>,
+    /// Name of the key that the payload is sealed with, where it could not be opened here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<String>,
     /// The payload, where it is still kept.
     #[serde(skip)]
+    #[schema(value_type = Option<String>)]
     pub payload: Option<bytes::Bytes>,
 }
 
@@ -85,7 +97,7 @@ fn priority_text<S: Serializer>(priority: &Option<Priority>, serializer: S) -> R
 }
 
 /// Tasks by state, summed over the buckets.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct Counts {
     /// Ever accepted.
     pub submitted: i64,
@@ -173,7 +185,7 @@ impl Counts {
 }
 
 /// Start − due of the last five minutes, in ms.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct LagStatus {
     /// Half of the starts were at most this late.
     pub p50: Option<i64>,
@@ -201,7 +213,7 @@ impl LagStatus {
 }
 
 /// One bucket.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct BucketStatus {
     /// Its number.
     pub bucket: u16,
@@ -213,11 +225,12 @@ pub struct BucketStatus {
     pub counts: Counts,
     /// When its next task is due.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "time_text")]
+    #[schema(value_type = Option<String>)]
     pub next_due: Option<UnixMs>,
 }
 
 /// The server.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct RedisStatus {
     /// Its version, of the oldest master.
     pub version: String,
@@ -232,16 +245,18 @@ pub struct RedisStatus {
 }
 
 /// How things stand.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct Status {
     /// The namespace.
     pub namespace: String,
     /// Redis's time of the answer.
     #[serde(serialize_with = "now_text")]
+    #[schema(value_type = String)]
     pub now: UnixMs,
     /// Tasks by state.
     pub counts: Counts,
     /// Which of the counts are approximate: the views of pending.
+    #[schema(value_type = Vec<String>)]
     pub approximate: [&'static str; 4],
     /// Start − due of the last five minutes.
     pub lag_ms: LagStatus,
@@ -268,9 +283,21 @@ impl Client {
     pub async fn get(&self, id: TaskId) -> Result<Option<TaskView>, ClientError> {
         let space = self.space();
         match repeat(space, || read::get(space, id)).await? {
-            Some(found) => Ok(Some(view(space, id, found).await?)),
+            Some(found) => Ok(Some(self.opened(view(space, id, found).await?))),
             None => Ok(None),
         }
+    }
+
+    /// A task with its payload as its submitter gave it, if the key is here.
+    fn opened(&self, mut view: TaskView) -> TaskView {
+        if let (Some(keys), Some(name), Some(payload), Some(queue)) =
+            (&self.keys, &view.sealed, &view.payload, &view.queue)
+            && let Ok(queue) = QueueName::new(queue)
+            && let Ok(opened) = keys.open(self.space().namespace(), &queue, name, payload)
+        {
+            (view.payload, view.sealed) = (Some(opened), None);
+        }
+        view
     }
 
     /// Tasks by state, and the lags: the cheap part of [`Self::status`].
@@ -294,6 +321,22 @@ impl Client {
         Ok(holds)
     }
 
+    /// Live pods, by their ids.
+    pub async fn pods(&self) -> Result<Vec<PodRecord>, ClientError> {
+        let space = self.space();
+        let mut pods = repeat(space, || member::pods(space)).await?;
+        pods.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(pods)
+    }
+
+    /// Live executors, by their names.
+    pub async fn executors(&self) -> Result<Vec<ExecutorRecord>, ClientError> {
+        let space = self.space();
+        let mut executors = repeat(space, || member::executors(space)).await?;
+        executors.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
+        Ok(executors)
+    }
+
     /// How things stand.
     pub async fn status(&self) -> Result<Status, ClientError> {
         let space = self.space();
@@ -315,10 +358,7 @@ impl Client {
             });
         }
         let info = space.store().server_info().await?;
-        let mut executors = member::executors(space).await?;
-        executors.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
-        let mut pods = member::pods(space).await?;
-        pods.sort_by(|a, b| a.id.cmp(&b.id));
+        let (executors, pods) = (self.executors().await?, self.pods().await?);
         Ok(Status {
             namespace: space.namespace().to_string(),
             now,
@@ -419,6 +459,7 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         cancel_asked: found.run.as_ref().is_some_and(|run| run.cancel),
         reason: found.dead.map(|(reason, _)| reason),
         attempts: found.attempts,
+        sealed: spec.as_ref().and_then(|spec| spec.extras.sealed.clone()),
         payload: spec.map(|spec| spec.payload),
     })
 }

@@ -12,22 +12,24 @@ use std::time::Duration;
 const CLASHES_MAX: u32 = 20;
 
 /// A queue and what is set for it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
 pub struct QueueView {
     /// Its name.
     pub queue: String,
     /// What is set for it.
+    #[schema(value_type = Object)]
     pub settings: QueueSettings,
 }
 
 /// What a change did.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
 pub struct QueueChange {
     /// The queue.
     pub queue: String,
     /// Whether this call changed something.
     pub changed: bool,
     /// What is set for it now.
+    #[schema(value_type = Object)]
     pub settings: QueueSettings,
     /// Live pods that do not follow yet; those that are dead without being missed yet are among them.
     pub pods_behind: Vec<String>,

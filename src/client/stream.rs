@@ -3,6 +3,7 @@
 use super::submit::{self, NewTask, SubmitError};
 use super::{ClientError, Submitted};
 use crate::limits;
+use crate::model::seal::KeyRing;
 use crate::store::Space;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,6 +67,7 @@ type OnRefused = Arc<dyn Fn(u64, &SubmitError) + Send + Sync>;
 /// Takes tasks one by one and sends them in batches; pushing waits while too many are under way.
 pub struct SubmitStream {
     space: Space,
+    keys: Option<Arc<KeyRing>>,
     settings: StreamSettings,
     buffer: Vec<NewTask>,
     bytes: usize,
@@ -77,11 +79,12 @@ pub struct SubmitStream {
 }
 
 impl SubmitStream {
-    pub(super) fn start(space: Space, settings: StreamSettings) -> Self {
+    pub(super) fn start(space: Space, keys: Option<Arc<KeyRing>>, settings: StreamSettings) -> Self {
         let batch = settings.batch.clamp(1, 10 * limits::BATCH_MAX_ROWS);
         let settings = StreamSettings { in_flight: settings.in_flight.clamp(1, 64), batch };
         Self {
             space,
+            keys,
             settings,
             buffer: Vec::with_capacity(batch),
             bytes: 0,
@@ -101,6 +104,7 @@ impl SubmitStream {
 
     /// Takes a task; waits while too many batches are under way. An error ends the stream.
     pub async fn push(&mut self, task: NewTask) -> Result<(), ClientError> {
+        let task = super::seal(&self.space, self.keys.as_deref(), task)?;
         self.bytes += task.payload.len() + 256;
         self.buffer.push(task);
         self.pushed += 1;

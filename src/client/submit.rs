@@ -208,7 +208,7 @@ pub(super) async fn submit_batch(
 ) -> Result<Vec<Result<Submitted, SubmitError>>, ClientError> {
     let mut codes: HashMap<LaneGroup, u32> = HashMap::new();
     let mut answers: Vec<Option<Result<Submitted, SubmitError>>> = vec![None; tasks.len()];
-    let spread = space.spread();
+    let spread = space.keep_spread().await?;
     let now = UnixMs(space.clock().now_ms());
     let mut rows = Vec::with_capacity(tasks.len());
     let mut last: Option<(LaneGroup, u32)> = None;

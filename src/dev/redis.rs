@@ -3,6 +3,7 @@
 //! The server lives in a directory that only its owner may enter and listens on a socket in it. It
 //! is ended when its handle is dropped, and by the kernel when this process dies in any other way.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -10,6 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -21,6 +23,8 @@ use crate::clock::mono;
 
 /// Names a server binary, before any that is found elsewhere.
 pub const SERVER_VARIABLE: &str = "MINUTEHAND_REDIS_SERVER";
+/// Names a Valkey, for tests that must see one.
+pub const VALKEY_VARIABLE: &str = "MINUTEHAND_VALKEY_SERVER";
 /// How long a server may take to answer after its start: a large append-only file is read first.
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// How long a server may take to end by itself before it is killed.
@@ -109,6 +113,18 @@ impl ServerBinary {
         Err(DevError::NotFound { looked: looked.join(", ") })
     }
 
+    /// Looks for a Valkey: the one named by `MINUTEHAND_VALKEY_SERVER`, then what `scripts/get-server --valkey` has
+    /// fetched, then the search path. For tests that must see one.
+    pub fn find_valkey() -> Option<Self> {
+        let named = std::env::var_os(VALKEY_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let fetched = option_env!("CARGO_MANIFEST_DIR").map(|root| Path::new(root).join("target/server"));
+        let fetched = fetched.map(|root| [root.join("valkey/valkey-server"), root.join("bin/valkey-server")]);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let on_path = std::env::split_paths(&path).map(|dir| dir.join("valkey-server"));
+        let places = named.into_iter().chain(fetched.into_iter().flatten()).chain(on_path);
+        places.filter_map(|path| Self::check(&path).ok()).find(|binary| binary.valkey)
+    }
+
     /// Asks one program for its version.
     fn check(path: &Path) -> Result<Self, String> {
         // The server is started in a directory of its own, where a relative path would name another file.
@@ -172,6 +188,8 @@ pub struct ServerOptions {
     pub binary: Option<ServerBinary>,
     /// Lines of the configuration that come after all others.
     pub lines: Vec<String>,
+    /// Variables of its environment beside those of this process.
+    pub env: Vec<(String, OsString)>,
 }
 
 /// A running private server. Dropping it ends it.
@@ -184,7 +202,9 @@ struct Process {
     dir: Dir,
     port: Option<u16>,
     sentinel: bool,
+    env: Vec<(String, OsString)>,
     child: Mutex<Option<Child>>,
+    paused: AtomicBool,
 }
 
 /// A directory, with whether it goes when its owner does.
@@ -221,7 +241,15 @@ impl PrivateServer {
             let file = dir.path.join("server.conf");
             fs::write(&file, config).map_err(io_error(format!("write {}", file.display())))?;
             let child = Mutex::new(None);
-            let process = Process { binary: binary.clone(), dir, port, sentinel: options.sentinel, child };
+            let process = Process {
+                binary: binary.clone(),
+                dir,
+                port,
+                sentinel: options.sentinel,
+                env: options.env.clone(),
+                child,
+                paused: AtomicBool::new(false),
+            };
             match process.launch() {
                 Ok(()) => return Ok(Self { process: Arc::new(process) }),
                 // Another process may have taken the port between the look and the start.
@@ -283,11 +311,18 @@ impl PrivateServer {
 
     /// Freezes the server: its connections stay open and nothing answers.
     pub fn pause(&self) {
+        self.process.paused.store(true, Ordering::SeqCst);
         self.process.signal(libc::SIGSTOP);
+    }
+
+    /// Whether it runs and is not frozen.
+    pub fn is_awake(&self) -> bool {
+        self.pid().is_some() && !self.process.paused.load(Ordering::SeqCst)
     }
 
     /// Lets a frozen server go on.
     pub fn resume(&self) {
+        self.process.paused.store(false, Ordering::SeqCst);
         self.process.signal(libc::SIGCONT);
     }
 
@@ -296,6 +331,12 @@ impl PrivateServer {
         self.end().await;
         let process = Arc::clone(&self.process);
         blocking(move || process.launch()).await
+    }
+
+    /// Starts the server again after its death; the thread ends when it answers, or has failed to.
+    pub fn restart_in_background(&self) -> std::thread::JoinHandle<Result<(), DevError>> {
+        let process = Arc::clone(&self.process);
+        std::thread::spawn(move || process.launch())
     }
 
     /// Ends the server: asks it first, so that it saves what it is set to save.
@@ -339,6 +380,7 @@ impl Process {
         if self.sentinel {
             command.arg("--sentinel");
         }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.current_dir(&self.dir.path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = spawn(command).map_err(io_error(format!("run {}", self.binary.path.display())))?;
         let mut slot = self.child.lock();
@@ -371,6 +413,7 @@ impl Process {
     }
 
     fn kill9(&self) {
+        self.paused.store(false, Ordering::SeqCst);
         if let Some(mut child) = self.child.lock().take() {
             // Both fail only if it has ended already. A frozen process ends as well.
             let _ = child.kill();

@@ -24,7 +24,7 @@ const SPACING: Duration = Duration::from_millis(1);
 /// Pods that wait for room here, remembered until there is some.
 const HUNGRY_MAX: usize = 1_024;
 /// A queue without a handler here, offered by mistake: the task is tried again this much later, elsewhere.
-const MISDIRECTED_MS: i64 = 5_000;
+pub(super) const MISDIRECTED_MS: i64 = 5_000;
 /// How long an offer that cannot be understood now may be tried to be handed back.
 const HAND_BACK_PATIENCE: Duration = Duration::from_secs(5);
 

@@ -75,7 +75,12 @@ async fn say<L: Link>(core: &Core<L>, bucket: Bucket, start: bool, rows: &[Start
             }
             Err(error) => {
                 let what = if start { "start" } else { "renew" };
-                tracing::warn!(%bucket, rows = rows.len(), %error, "could not {what} grants; trying again");
+                if let Some(more) = core.complaints.tell(what, core.link.mono()) {
+                    tracing::warn!(
+                        %bucket, rows = rows.len(), %error, more_like_it = more,
+                        "could not {what} grants; trying again"
+                    );
+                }
             }
         }
     }

@@ -141,6 +141,7 @@ impl Link for SpaceLink {
     }
 
     async fn beat(&self, record: &ExecutorRecord) -> Result<(), StoreError> {
+        self.space.keep_spread().await?;
         member::beat_executor(&self.space, record).await
     }
 

@@ -38,6 +38,7 @@
 
 mod acks;
 mod command;
+pub mod door;
 mod handler;
 mod hands;
 mod inbox;
@@ -61,6 +62,7 @@ pub use journal::JournalError;
 pub use stats::{ExecutorReport, Lag, Stats};
 
 use crate::limits;
+use crate::model::seal::KeyRing;
 use crate::model::{FieldError, Labels, QueueName, Reason};
 use crate::store::{Space, StoreError};
 use handler::Handler;
@@ -269,6 +271,12 @@ impl ExecutorBuilder {
         self
     }
 
+    /// Opens payloads that were sealed with one of these keys; see [`crate::model::seal`].
+    pub fn keys(mut self, keys: Arc<KeyRing>) -> Self {
+        self.plan.keys = Some(keys);
+        self
+    }
+
     /// Serves a queue.
     pub fn handle<F, Fut>(mut self, queue: impl Into<String>, handler: F) -> Self
     where
@@ -322,6 +330,7 @@ struct Parts {
     settings: ExecutorSettings,
     queues: HashMap<String, Arc<Queue>>,
     any: Option<Handler>,
+    keys: Option<Arc<KeyRing>>,
     threads: Option<tokio::runtime::Handle>,
     stats: Arc<Stats>,
 }
@@ -332,6 +341,7 @@ struct Plan {
     settings: ExecutorSettings,
     queues: Vec<(String, Handler)>,
     any: Option<Handler>,
+    keys: Option<Arc<KeyRing>>,
     threads: Option<tokio::runtime::Handle>,
 }
 
@@ -371,7 +381,7 @@ impl Plan {
         }
         let id = instance_id(&settings.name).into();
         let stats = Arc::new(Stats::new());
-        Ok(Parts { id, settings, queues, any: self.any, threads: self.threads, stats })
+        Ok(Parts { id, settings, queues, any: self.any, keys: self.keys, threads: self.threads, stats })
     }
 }
 
@@ -404,7 +414,7 @@ async fn run<L: Link>(
     shutdown: CancellationToken,
     now: CancellationToken,
 ) -> Result<ExecutorReport, ExecutorError> {
-    let Parts { id, settings, queues: named, any, threads, stats } = parts;
+    let Parts { id, settings, queues: named, any, keys, threads, stats } = parts;
     // Handlers have threads of their own unless the caller lends some.
     let (_own, threads) = match threads {
         Some(threads) => (None, threads),
@@ -427,11 +437,13 @@ async fn run<L: Link>(
     let keep = if journal.is_some() { Keep::Lease } else { Keep::Dispatch };
     let core = Arc::new(Core {
         link,
+        complaints: crate::model::complaints::Complaints::default(),
         id: Arc::clone(&id),
         hands: Hands::new(size, keep),
         acks: acks::Acks::new(Duration::from_millis(settings.ack_gather_ms)),
         journal,
         stats: Arc::clone(&stats),
+        keys,
         wake_keeper: tokio::sync::Notify::new(),
         stop_grace: Duration::from_millis(settings.stop_grace_ms),
         closing: CancellationToken::new(),

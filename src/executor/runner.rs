@@ -14,7 +14,10 @@ use super::journal::Journal;
 use super::link::{AckRow, Link, Outcome};
 use super::stats::Stats;
 use crate::limits;
-use crate::model::{ExecutionId, Grant, TaskId};
+use crate::model::complaints::Complaints;
+use crate::model::seal::{KeyRing, SealError};
+use crate::model::{ExecutionId, Grant, Namespace, Spec, TaskId};
+use bytes::Bytes;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -36,6 +39,9 @@ pub(super) struct Core<L> {
     /// What is begun and not yet reported, for the next process.
     pub journal: Option<Arc<Journal>>,
     pub stats: Arc<Stats>,
+    /// Open payloads that were sealed.
+    pub keys: Option<Arc<KeyRing>>,
+    pub complaints: Complaints,
     pub wake_keeper: tokio::sync::Notify,
     /// How long a handler that was told to stop may take to do so.
     pub stop_grace: Duration,
@@ -136,6 +142,21 @@ impl<L: Link> Core<L> {
         accepted
     }
 
+    /// A payload as its submitter gave it. What cannot be opened fails with the reason; the wrong key of a name for good.
+    fn opened(&self, queue: &super::hands::Queue, spec: &Spec) -> Result<Bytes, HandlerError> {
+        let Some(name) = &spec.extras.sealed else { return Ok(spec.payload.clone()) };
+        let missing = || SealError::UnknownKey(name.clone());
+        let namespace = Namespace::new(self.link.namespace())?;
+        let opened = match &self.keys {
+            Some(keys) => keys.open(&namespace, &queue.name, name, &spec.payload),
+            None => Err(missing()),
+        };
+        opened.map_err(|error| match error {
+            SealError::UnknownKey(_) => HandlerError::failed(error.to_string()),
+            SealError::Wrong(_) => HandlerError::fatal(error.to_string()),
+        })
+    }
+
     /// Somebody wishes a task to stop: its grant is asked for at once instead of at its next renewal.
     pub fn ask_at_once(&self, id: TaskId) {
         if self.hands.hurry(id, self.link.mono()) {
@@ -212,6 +233,14 @@ async fn run_one<L: Link>(core: &Arc<Core<L>>, pool: Pool, job: Job) -> Option<J
     let time_out = job.task.spec.timeout_ms.map(|ms| Duration::from_millis(u64::from(ms)));
     let context = Context { signal: Arc::clone(&signal), executor: Arc::clone(&core.id), lag_ms, time_out };
     let spec = job.task.spec;
+    let payload = match core.opened(&queue, &spec) {
+        Ok(payload) => payload,
+        Err(error) => {
+            tracing::warn!(%execution, %error, "a task cannot be run here");
+            let unrun = Ended { outcome: outcome_of(error), lag_ms, took: Some(Duration::ZERO) };
+            return end(core, pool, &execution, &queue, unrun).await;
+        }
+    };
     let task = Task {
         id: execution.id,
         execution_id: execution,
@@ -226,7 +255,7 @@ async fn run_one<L: Link>(core: &Arc<Core<L>>, pool: Pool, job: Job) -> Option<J
         deadline: spec.deadline,
         timeout_ms: spec.timeout_ms,
         extras: spec.extras,
-        payload: spec.payload,
+        payload,
     };
     let ran = match &queue.handler {
         Some(handler) => {

@@ -1,72 +1,255 @@
-//! The HTTP port of a pod: metrics, health and readiness.
+//! The HTTP port: metrics, health and readiness, and the API under `/v1`.
 //!
-//! Everything is bounded: open connections, the time of an answer, the length of a request.
+//! Handlers hold no rules: they read a request, call [`crate::client`], and write its answer, so that this door checks
+//! like every other. One resource a file; `error` alone makes status codes of errors; `wire` reads and writes bodies;
+//! `access` says who may do what; `docs` tells all of it as OpenAPI.
+//!
+//! Everything is bounded: open connections, the time of an answer, the length of a request, and what streams.
 
+mod access;
+mod bulk;
+mod caller;
+mod dead;
+mod docs;
+mod error;
+mod events;
+mod freeze;
 pub mod health;
-mod listener;
+mod new_task;
+mod poll;
+mod queues;
+mod serve;
+mod status;
+mod tasks;
+mod tls;
+mod tokens;
+mod wire;
 
+pub use access::Door;
+pub use error::Problem;
+pub use serve::serve;
+pub use tls::{TlsError, acceptor};
+
+use crate::client::{Client, NewTask};
+use crate::model::access::Role;
 use crate::pod::ready::Readiness;
-use crate::{clock, limits};
+use crate::{clock, executor, limits};
 use axum::Router;
-use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use metrics_exporter_prometheus::PrometheusHandle;
-use std::io;
 use std::sync::Arc;
-use tokio::net::TcpListener;
+use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::limit::RequestBodyLimitLayer;
-use tower_http::timeout::TimeoutLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::compression::predicate::{NotForContentType, Predicate, SizeAbove};
+use tower_http::decompression::RequestDecompressionLayer;
 use tower_http::trace::TraceLayer;
+use utoipa::openapi::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-/// What the routes show. Cheap to clone.
-#[derive(Clone)]
-pub struct HttpState {
+/// What the routes of operators show. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Ops {
     /// Renders the metrics; none when they are switched off.
     pub metrics: Option<PrometheusHandle>,
-    /// Fed by the loops of the pod.
-    pub ready: Arc<Readiness>,
+    /// Fed by the loops of the pod; none where no pod runs.
+    pub ready: Option<Arc<Readiness>>,
 }
 
-/// The routes: `/metrics`, `/healthz`, `/readyz`.
-pub fn router(state: HttpState) -> Router {
-    Router::new()
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(health::healthz))
-        .route("/readyz", get(health::readyz))
-        .with_state(state)
-        .layer(RequestBodyLimitLayer::new(limits::HTTP_BODY_MAX_BYTES))
-        .layer(TimeoutLayer::with_status_code(
-            StatusCode::GATEWAY_TIMEOUT,
-            clock::ms(limits::HTTP_TIMEOUT_MS),
-        ))
-        .layer(CatchPanicLayer::new())
-        .layer(TraceLayer::new_for_http())
+/// What the API works with. Cheap to clone.
+#[derive(Clone)]
+pub struct Api {
+    /// Does everything.
+    pub(crate) client: Client,
+    /// A task for which nothing is said.
+    pub(crate) template: Arc<NewTask>,
+    /// Ends what waits or streams.
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) door: executor::door::Door,
+    pub(crate) poll_wait: Duration,
+    keeper: Arc<access::Keeper>,
+    rooms: Arc<Rooms>,
 }
 
-/// Answers on `listener` until shutdown, then ends the requests under way.
-pub async fn serve(listener: TcpListener, router: Router, shutdown: CancellationToken) -> io::Result<()> {
-    let listener = listener::Bounded::new(listener, limits::HTTP_CONNECTIONS_MAX);
-    let served = axum::serve(listener, router).with_graceful_shutdown({
-        let shutdown = shutdown.clone();
-        async move { shutdown.cancelled().await }
-    });
-    // A client that keeps its connection open must not keep the pod from stopping.
-    let late = async {
-        shutdown.cancelled().await;
-        tokio::time::sleep(clock::ms(limits::HTTP_STOP_MS)).await;
-    };
-    tokio::select! {
-        result = served => result,
-        () = late => Ok(()),
+/// How many of a kind may be under way.
+struct Rooms {
+    bulk: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
+    polls: Semaphore,
+    check: Semaphore,
+}
+
+impl Api {
+    /// The API over a client; `template` is a task for which nothing is said. `shutdown` ends what waits or streams.
+    /// Must be called within a tokio runtime.
+    pub fn new(client: Client, template: NewTask, door: Door, shutdown: CancellationToken) -> Self {
+        let rooms = Rooms {
+            bulk: Arc::new(Semaphore::new(limits::HTTP_BULKS_MAX)),
+            streams: Arc::new(Semaphore::new(limits::HTTP_STREAMS_MAX)),
+            polls: Semaphore::new(limits::HTTP_POLLS_MAX),
+            check: Semaphore::new(1),
+        };
+        let keeper = Arc::new(access::Keeper::new(door));
+        if door == Door::Tokens {
+            tokio::spawn(Arc::clone(&keeper).keep(client.clone(), shutdown.clone()));
+        }
+        let door = executor::door::Door::new(client.space().clone(), shutdown.clone());
+        let poll_wait = clock::ms(limits::POLL_WAIT_MAX_MS);
+        Self {
+            client,
+            template: Arc::new(template),
+            shutdown,
+            door,
+            poll_wait,
+            keeper,
+            rooms: Arc::new(rooms),
+        }
+    }
+
+    /// The same with a bound on how long polls wait; wishes for more are cut to it.
+    #[must_use]
+    pub fn poll_wait(mut self, most: Duration) -> Self {
+        self.poll_wait = most;
+        self
     }
 }
 
-async fn metrics(State(state): State<HttpState>) -> Response {
-    match state.metrics {
+/// `/metrics`, `/healthz`, `/readyz`, and what is common to all routes.
+pub fn router(ops: Ops, api: Option<Api>) -> Router {
+    let own = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .with_state(ops)
+        .layer(from_fn(in_time));
+    let all = match api {
+        Some(api) => own.merge(api_router(api)),
+        None => own,
+    };
+    let large = SizeAbove::new(limits::HTTP_GZIP_MIN_BYTES)
+        .and(NotForContentType::const_new("text/event-stream"))
+        .and(NotForContentType::const_new("application/x-ndjson"));
+    all.fallback(error::no_such_path)
+        .method_not_allowed_fallback(error::no_such_method)
+        .layer(CompressionLayer::new().compress_when(large))
+        .layer(RequestDecompressionLayer::new())
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn(named))
+        .layer(TraceLayer::new_for_http())
+}
+
+/// The routes of the API by the roles they are for, and how they are told.
+fn routes(api: &Api) -> (Router<Api>, OpenApi) {
+    let group = |roles: &'static [Role], router: OpenApiRouter<Api>| {
+        router.route_layer(from_fn_with_state(access::Group { api: api.clone(), roles }, access::guard))
+    };
+    let quick = |router: OpenApiRouter<Api>| router.route_layer(from_fn(in_time));
+    let submit = OpenApiRouter::new()
+        .routes(routes!(tasks::submit))
+        .routes(routes!(tasks::cancel))
+        .routes(routes!(tasks::reschedule))
+        .routes(routes!(tasks::reprioritize));
+    let look_up = OpenApiRouter::new().routes(routes!(tasks::get)).routes(routes!(tasks::trace));
+    let read = OpenApiRouter::new()
+        .routes(routes!(freeze::show))
+        .routes(routes!(queues::list))
+        .routes(routes!(queues::show))
+        .routes(routes!(dead::list))
+        .routes(routes!(dead::show))
+        .routes(routes!(status::status))
+        .routes(routes!(status::buckets))
+        .routes(routes!(status::spread))
+        .routes(routes!(status::pods))
+        .routes(routes!(status::executors));
+    let operate = OpenApiRouter::new()
+        .routes(routes!(freeze::freeze))
+        .routes(routes!(freeze::thaw))
+        .routes(routes!(queues::set))
+        .routes(routes!(queues::pause))
+        .routes(routes!(queues::resume))
+        .routes(routes!(dead::redrive))
+        .routes(routes!(dead::delete));
+    let admin = OpenApiRouter::new()
+        .routes(routes!(tokens::list))
+        .routes(routes!(tokens::create))
+        .routes(routes!(tokens::revoke))
+        .routes(routes!(tokens::notes));
+    // What takes its time has bounds of its own.
+    let work = OpenApiRouter::new()
+        .routes(routes!(poll::acks))
+        .routes(routes!(poll::renew))
+        .routes(routes!(poll::leave));
+    let wait = OpenApiRouter::new().routes(routes!(poll::poll));
+    let bulk = OpenApiRouter::new().routes(routes!(bulk::bulk));
+    let follow = OpenApiRouter::new().routes(routes!(events::follow)).routes(routes!(status::check_all));
+    OpenApiRouter::new()
+        .merge(group(&[Role::Submit], quick(submit)))
+        .merge(group(&[Role::Submit], bulk))
+        .merge(group(&[Role::Work], quick(work)))
+        .merge(group(&[Role::Work], wait))
+        .merge(group(&[Role::Read, Role::Submit], quick(look_up)))
+        .merge(group(&[Role::Read], quick(read)))
+        .merge(group(&[Role::Read], follow))
+        .merge(group(&[Role::Operate], quick(operate)))
+        .merge(group(&[Role::Admin], quick(admin)))
+        .split_for_parts()
+}
+
+fn api_router(api: Api) -> Router {
+    let (router, document) = routes(&api);
+    let text: Arc<str> = docs::text(&docs::finish(document)).into();
+    let document = get(move || {
+        let text = Arc::clone(&text);
+        async move { ([(header::CONTENT_TYPE, "application/json")], text.to_string()) }
+    });
+    router.route("/openapi.json", document).route("/docs", get(docs::page)).with_state(api)
+}
+
+/// An answer within [`limits::HTTP_TIMEOUT_MS`].
+async fn in_time(request: Request, next: Next) -> Response {
+    match tokio::time::timeout(clock::ms(limits::HTTP_TIMEOUT_MS), next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => error::timed_out().into_response(),
+    }
+}
+
+/// Longest request id that is taken from a caller.
+const REQUEST_ID_MAX_BYTES: usize = 128;
+
+/// Gives every request an id, that of the caller where it has one, and sends it back.
+async fn named(request: Request, next: Next) -> Response {
+    let name = HeaderName::from_static("x-request-id");
+    let given = request.headers().get(&name).filter(|id| {
+        let text = id.as_bytes();
+        (1..=REQUEST_ID_MAX_BYTES).contains(&text.len()) && text.iter().all(u8::is_ascii_graphic)
+    });
+    let id = match given {
+        Some(id) => id.clone(),
+        None => HeaderValue::from_str(&uuid::Uuid::new_v4().simple().to_string())
+            .unwrap_or_else(|_| HeaderValue::from_static("-")),
+    };
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(name, id);
+    response
+}
+
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+    tracing::error!(text, "a request panicked");
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "a fault in this program; its log says more")
+        .into_response()
+}
+
+async fn metrics(State(ops): State<Ops>) -> Response {
+    match ops.metrics {
         Some(handle) => {
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], handle.render())
                 .into_response()
@@ -80,9 +263,8 @@ async fn metrics(State(state): State<HttpState>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpStream;
+    use tokio::net::{TcpListener, TcpStream};
 
     async fn ask(at: std::net::SocketAddr, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(at).await.unwrap();
@@ -100,11 +282,11 @@ mod tests {
         let handles = metrics::with_local_recorder(&recorder, crate::metric::Handles::register);
         handles.offers.increment(7);
         let ready = Arc::new(Readiness::new(Duration::from_secs(60)));
-        let state = HttpState { metrics: Some(recorder.handle()), ready: Arc::clone(&ready) };
+        let ops = Ops { metrics: Some(recorder.handle()), ready: Some(Arc::clone(&ready)) };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
-        let server = tokio::spawn(serve(listener, router(state), shutdown.clone()));
+        let server = tokio::spawn(serve(listener, router(ops, None), None, shutdown.clone()));
 
         let (status, text) = ask(at, "/metrics").await;
         assert!(status == 200 && text.contains("minutehand_offers_total 7\n"));
@@ -114,7 +296,8 @@ mod tests {
         ready.worked(clock::mono());
         let (status, body) = ask(at, "/readyz").await;
         assert_eq!((status, body.contains("\"ready\":true")), (200, true), "{body}");
-        assert_eq!(ask(at, "/nothing").await.0, 404);
+        let (status, body) = ask(at, "/nothing").await;
+        assert_eq!((status, body.contains("\"code\":\"not_found\"")), (404, true), "{body}");
 
         // An idle connection that is never closed does not hold the stop up.
         let _idle = TcpStream::connect(at).await.unwrap();

@@ -22,7 +22,7 @@ use super::state::State;
 use serde::{Deserialize, Serialize};
 
 /// What happened to a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Move {
     /// Accepted into its due set.
@@ -111,12 +111,14 @@ impl Move {
 }
 
 /// One move of one task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Event {
     /// Redis's time of the script call.
     #[serde(with = "super::slice::rfc3339")]
+    #[schema(value_type = String)]
     pub at: UnixMs,
     /// The task.
+    #[schema(value_type = String)]
     pub id: TaskId,
     /// What happened.
     pub event: Move,
@@ -128,6 +130,7 @@ pub struct Event {
     pub actor: String,
     /// When the task is due now, where that changed; start − due of an ended task is in `cause`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<i64>)]
     pub due: Option<UnixMs>,
     /// Why, in words.
     pub cause: String,

@@ -3,7 +3,9 @@
 //! What a task is and what may happen to it is decided here; the scripts in `lua/` do the same to
 //! the data in Redis, and tests compare the two.
 
+pub mod access;
 pub mod bucket;
+pub mod complaints;
 pub mod digits;
 pub mod durability;
 pub mod event;
@@ -15,6 +17,7 @@ pub mod queue;
 pub mod replay;
 pub mod retry;
 pub mod route;
+pub mod seal;
 pub mod share;
 pub mod slice;
 pub mod spec;

@@ -86,6 +86,9 @@ pub struct Extras {
     /// W3C trace context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
+    /// Name of the key that the payload was sealed with; see [`super::seal`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<String>,
 }
 
 impl Extras {

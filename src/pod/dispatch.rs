@@ -577,7 +577,10 @@ impl Dispatcher {
             Ok(OfferAnswer::Frozen) => inner.waiting.extend(urgent.drain(..).chain(normal.drain(..))),
             Err(error) if !error.fate_unknown() => {
                 // None of them was sent: they are routed anew when the executor is heard of again.
-                tracing::warn!(executor, %error, tasks = urgent.len() + normal.len(), "offer was not sent; trying again");
+                if let Some(more) = shared.complaints.tell("offer", clock::mono()) {
+                    let tasks = urgent.len() + normal.len();
+                    tracing::warn!(executor, %error, tasks, more_like_it = more, "offer was not sent; trying again");
+                }
                 shared.ready.failing(clock::mono(), format!("offer: {error}"));
                 back.append(&mut urgent);
                 back.append(&mut normal);
@@ -588,7 +591,10 @@ impl Dispatcher {
             Err(error) => {
                 // They may lie in the inbox already: nobody else may get them under this grant.
                 // Whatever did not arrive comes back by its dispatch time-out.
-                tracing::warn!(executor, %error, tasks = urgent.len() + normal.len(), "offer got no answer; its tasks come back by their time-out");
+                if let Some(more) = shared.complaints.tell("lost offer", clock::mono()) {
+                    let tasks = urgent.len() + normal.len();
+                    tracing::warn!(executor, %error, tasks, more_like_it = more, "offer got no answer; its tasks come back by their time-out");
+                }
                 shared.ready.failing(clock::mono(), format!("offer: {error}"));
                 if let Some(outbox) = inner.outboxes.get_mut(executor) {
                     (outbox.credit, outbox.heard) = (0, at);

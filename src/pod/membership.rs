@@ -55,7 +55,9 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
             }
             Err(error) => {
                 shared.ready.failing(crate::clock::mono(), format!("heartbeat: {error}"));
-                tracing::warn!(%error, "heartbeat failed; trying again");
+                if let Some(more) = shared.complaints.tell("heartbeat", crate::clock::mono()) {
+                    tracing::warn!(%error, more_like_it = more, "heartbeat failed; trying again");
+                }
             }
         }
         // Staggered by a tenth, so that pods started together do not beat together.
@@ -88,6 +90,7 @@ async fn tick(
     [freeze_epoch, queues_epoch]: [u64; 2],
 ) -> Result<View, StoreError> {
     let (space, settings) = (&shared.space, &shared.settings);
+    space.keep_spread().await?;
     let me = PodRecord {
         id: settings.id.clone(),
         version: env!("CARGO_PKG_VERSION").into(),

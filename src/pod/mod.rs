@@ -7,6 +7,7 @@
 //! Deliberately absent: a queue of tasks in memory. A pod claims only what it may deliver.
 
 pub mod dispatch;
+mod fitness;
 pub mod look;
 pub mod membership;
 mod ownership;
@@ -17,6 +18,7 @@ pub mod view;
 
 use crate::limits;
 use crate::model::Priority;
+use crate::model::complaints::Complaints;
 use crate::store::{Space, StoreError, member};
 use dispatch::Dispatcher;
 use pace::Pace;
@@ -95,6 +97,7 @@ pub(crate) struct Shared {
     pub dispatcher: Dispatcher,
     pub pace: Pace,
     pub ready: Arc<Readiness>,
+    pub complaints: Complaints,
     pub tally: Arc<PodTally>,
     pub view: watch::Receiver<Arc<View>>,
 }
@@ -149,6 +152,7 @@ impl Pod {
             space: self.space,
             settings: self.settings,
             ready: self.ready,
+            complaints: Complaints::default(),
             tally: self.tally,
             view,
         });
@@ -156,6 +160,7 @@ impl Pod {
         let loops = TaskTracker::new();
         let members = CancellationToken::new();
         loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
+        loops.spawn(fitness::run(Arc::clone(&shared), members.clone()));
         let dispatching = CancellationToken::new();
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
         let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));

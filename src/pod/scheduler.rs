@@ -160,9 +160,15 @@ impl Loop {
 
     fn held(&mut self, claimed: Claimed, limit: u32, starved: bool) -> Next {
         let metrics = metric::handles();
+        self.compare_memory(&claimed);
         self.seen = Some((claimed.now, clock::mono()));
         if claimed.leap_ms != 0 {
-            tracing::warn!(bucket = %self.bucket, leap_ms = claimed.leap_ms, "redis's clock leapt; leases pause while it is ahead");
+            if let Some(more) = self.shared.complaints.tell("leap", clock::mono()) {
+                tracing::warn!(
+                    bucket = %self.bucket, leap_ms = claimed.leap_ms, more_like_it = more,
+                    "redis's clock leapt; leases pause while it is ahead"
+                );
+            }
             if claimed.leap_ms < 0 {
                 metrics.server_clock_regressions.increment(1);
             }
@@ -205,9 +211,42 @@ impl Loop {
         }
     }
 
+    /// A bucket remembers its last claim. One that this pod was answered and the bucket does not know is lost, and with
+    /// it whatever was written since.
+    fn compare_memory(&self, claimed: &Claimed) {
+        let Some((before, _)) = self.seen else { return };
+        let (cause, what) = match claimed.remembered {
+            Some(remembered) if remembered >= before => return,
+            Some(remembered) => (
+                "rolled_back",
+                format!(
+                    "a fail-over to a replica that lagged, or a backup, has lost what was written between {remembered} \
+                     and {before} or later"
+                ),
+            ),
+            None => {
+                ("bucket_emptied", format!("all that was in it is gone since {before} or later (FLUSHALL?)"))
+            }
+        };
+        metric::handles().history_lost.add(cause, 1);
+        if let Some(more) = self.shared.complaints.tell(cause, clock::mono()) {
+            tracing::error!(
+                bucket = %self.bucket, cause, more_like_it = more,
+                "redis has forgotten what it had acknowledged: {what}"
+            );
+        }
+        let cause = format!("bucket {}: redis has forgotten what it had acknowledged: {what}", self.bucket);
+        self.shared.ready.failing(clock::mono(), cause);
+    }
+
     fn failed(&mut self, error: &StoreError) -> Duration {
         self.shared.ready.failing(clock::mono(), error.to_string());
-        tracing::warn!(bucket = %self.bucket, %error, wait_ms = self.backoff_ms, "claim failed; trying again");
+        if let Some(more) = self.shared.complaints.tell(error.cause(), clock::mono()) {
+            tracing::warn!(
+                bucket = %self.bucket, %error, wait_ms = self.backoff_ms, more_like_it = more,
+                "claim failed; trying again"
+            );
+        }
         let wait = Duration::from_millis(fastrand::u64(self.backoff_ms / 2..=self.backoff_ms));
         self.backoff_ms = (self.backoff_ms * 2).min(limits::RECONNECT_MAX_MS);
         wait

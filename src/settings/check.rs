@@ -84,6 +84,11 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     span("defaults.timeout", s.defaults.timeout, 0, i64::from(u32::MAX))?;
     span("defaults.start_within", s.defaults.start_within, 0, limits::DUE_AHEAD_MAX_MS)?;
     span("defaults.expire_after", s.defaults.expire_after, 0, limits::DUE_AHEAD_MAX_MS)?;
+    if !s.executor.listen.is_empty() && s.executor.listen.parse::<std::net::SocketAddr>().is_err() {
+        let detail = format!("{} is no address such as 127.0.0.1:8701", s.executor.listen);
+        return refuse("executor.listen", detail);
+    }
+    span("http.poll_wait", s.http.poll_wait, 0, limits::POLL_WAIT_MAX_MS)?;
     span("metrics.upkeep", s.metrics.upkeep, 1_000, 5_000)?;
 
     if s.pod.poll >= s.pod.lock {
@@ -99,6 +104,16 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
             s.redis.connect_timeout, s.redis.call_timeout
         );
         return refuse("redis.connect_timeout", detail);
+    }
+    if s.http.insecure && s.http.require_token {
+        return refuse("http.insecure", "http.require_token says the opposite".to_owned());
+    }
+    if s.http.tls_cert.as_os_str().is_empty() != s.http.tls_key.as_os_str().is_empty() {
+        let detail = "certificate and key are given together or not at all".to_owned();
+        return refuse(
+            if s.http.tls_cert.as_os_str().is_empty() { "http.tls_cert" } else { "http.tls_key" },
+            detail,
+        );
     }
     Ok(warnings(s))
 }
@@ -136,9 +151,14 @@ fn warnings(s: &Settings) -> Vec<Warning> {
         "is below three calls' time-outs: a slow Redis makes running tasks lapse",
     );
     warn(
-        !s.pod.listen.ip().is_loopback(),
+        !s.pod.listen.ip().is_loopback() && s.http.insecure,
+        "http.insecure",
+        "whoever reaches pod.listen may do everything; put it behind something that asks who they are",
+    );
+    warn(
+        !s.pod.listen.ip().is_loopback() && !s.http.insecure && s.http.tls_cert.as_os_str().is_empty(),
         "pod.listen",
-        "answers other machines without asking who they are; put it behind something that does",
+        "answers other machines without TLS: tokens travel in the clear; set http.tls_cert, or put it behind a proxy",
     );
     out
 }

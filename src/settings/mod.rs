@@ -30,6 +30,10 @@ pub struct Settings {
     pub redis: RedisSettings,
     /// A scheduler instance.
     pub pod: PodSection,
+    /// The HTTP port of a pod.
+    pub http: HttpSection,
+    /// Encryption of payloads.
+    pub crypto: CryptoSection,
     /// A process that runs tasks.
     pub executor: ExecutorSection,
     /// What a task gets whose submitter says nothing else.
@@ -78,10 +82,36 @@ pub struct PodSection {
     pub look_ahead: Span,
 }
 
+/// The HTTP port of a pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpSection {
+    /// Whether a token is needed on a loopback address too.
+    pub require_token: bool,
+    /// Whether no token is needed on any address.
+    pub insecure: bool,
+    /// Longest wait of a poll.
+    pub poll_wait: Span,
+    /// PEM file of the certificate; empty for no TLS.
+    pub tls_cert: PathBuf,
+    /// PEM file of its key.
+    pub tls_key: PathBuf,
+}
+
+/// Encryption of payloads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CryptoSection {
+    /// File with keys; empty for none.
+    pub keys_file: PathBuf,
+}
+
 /// A process that runs tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExecutorSection {
+    /// Where HTTP is answered; empty for nowhere.
+    pub listen: String,
     /// Tasks that run at the same time.
     pub slots: u32,
     /// Slots beside these for P0 and P1 alone.

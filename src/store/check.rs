@@ -790,14 +790,14 @@ fn split_key(key: &str) -> Option<(&str, &str)> {
 }
 
 impl Store {
-    fn masters(&self) -> Vec<std::sync::Arc<Node>> {
+    pub(super) fn masters(&self) -> Vec<std::sync::Arc<Node>> {
         self.inner.topology.map().nodes.clone()
     }
 
     /// One step of a walk through the keys of one master.
-    async fn scan(
+    pub(super) async fn scan(
         &self,
-        node: &Node,
+        node: &std::sync::Arc<Node>,
         cursor: Bytes,
         pattern: &Bytes,
         count: u32,

@@ -435,9 +435,8 @@ impl Dialer {
     }
 
     /// A client for one place, not yet connected. Its first connection fails at once or succeeds;
-    /// a lost one is opened again by the client itself. A patient one does not take a server for dead
-    /// that is long silent.
-    pub fn client(&self, server: ServerConfig, patient: bool) -> Client {
+    /// a lost one is opened again by the client itself.
+    pub fn client(&self, server: ServerConfig) -> Client {
         let config = Config {
             fail_fast: true,
             username: self.url.username.clone(),
@@ -448,11 +447,7 @@ impl Dialer {
             tls: self.tls.clone(),
             ..Config::default()
         };
-        let mut connection = self.connection();
-        if patient {
-            connection.unresponsive.max_timeout = None;
-        }
-        Client::new(config, Some(self.performance()), Some(connection), Some(reconnect_policy()))
+        Client::new(config, Some(self.performance()), Some(self.connection()), Some(reconnect_policy()))
     }
 
     /// A client for one sentinel, not yet connected.
@@ -486,8 +481,8 @@ impl Dialer {
     }
 
     fn connection(&self) -> ConnectionConfig {
-        // A silent connection is given up before its calls are, else each of them would time out first.
-        let silent = (self.call_timeout * 3 / 5).min(Duration::from_millis(1_200));
+        // The client's own check of silent connections stays off: it compares with the last write, so a process that
+        // is kept from reading for a while takes its server for dead. `Node::was_late` asks the server instead.
         ConnectionConfig {
             connection_timeout: self.connect_timeout,
             internal_command_timeout: self.connect_timeout,
@@ -496,10 +491,7 @@ impl Dialer {
             max_command_buffer_len: COMMAND_BUFFER_MAX,
             auto_client_setname: false,
             disable_cluster_health_check: true,
-            unresponsive: UnresponsiveConfig {
-                max_timeout: Some(silent),
-                interval: (silent / 4).min(Duration::from_millis(250)),
-            },
+            unresponsive: UnresponsiveConfig { max_timeout: None, ..UnresponsiveConfig::default() },
             tcp: TcpConfig {
                 nodelay: Some(true),
                 keepalive: Some(socket2::TcpKeepalive::new().with_time(Duration::from_secs(15))),

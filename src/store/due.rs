@@ -174,6 +174,9 @@ pub struct Claimed {
     pub leap_ms: i64,
     /// A step was cut off, such as bringing back what was thawed: a further claim goes on at once.
     pub again: bool,
+    /// The clock as the bucket knew it before this claim: that of the claim before it, or later; nothing when no claim
+    /// is known there.
+    pub remembered: Option<UnixMs>,
     /// The tasks.
     pub tasks: Vec<Granted>,
 }
@@ -234,6 +237,7 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     let reaped = fields.int("reaped")?;
     let leap_ms = fields.int("leap")?;
     let again = fields.int("again")? == 1;
+    let remembered = fields.int("the clock of the last claim")?;
     let rests = fields.int("rests")? == 1;
     let mut tasks = Vec::with_capacity(fields.left() / 2);
     while fields.left() > 0 {
@@ -251,6 +255,7 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
         reaped: u32::try_from(reaped).unwrap_or(0),
         leap_ms,
         again,
+        remembered: (remembered > 0).then_some(UnixMs(remembered)),
         tasks,
     }))
 }

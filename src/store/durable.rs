@@ -17,6 +17,7 @@ use crate::model::Durability;
 use bytes::Bytes;
 use fred::prelude::Client;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How far a call's writes are behind what was asked for.
@@ -83,7 +84,7 @@ impl Store {
     /// Sends what must be safe before it is answered.
     pub(super) async fn send_durable(
         &self,
-        node: &Node,
+        node: &Arc<Node>,
         request: Request<'_>,
         left: Duration,
         asking: bool,
@@ -112,7 +113,7 @@ impl Store {
     /// Waits until everything that this server has written up to now is as safe as `level` says.
     async fn wait(
         &self,
-        node: &Node,
+        node: &Arc<Node>,
         client: &Client,
         key: &Bytes,
         level: Durability,
@@ -136,7 +137,7 @@ impl Store {
     }
 
     /// Makes sure that a server is set up for what shall be promised.
-    async fn assure(&self, node: &Node, level: Durability, left: Duration) -> Result<(), Fault> {
+    async fn assure(&self, node: &Arc<Node>, level: Durability, left: Duration) -> Result<(), Fault> {
         let refuse = |what: String| {
             let url = self.url();
             Err(Fault::Fatal(StoreError::CannotPromise { level, url, what }))
@@ -175,7 +176,7 @@ impl Store {
 
     async fn persistence(
         &self,
-        node: &Node,
+        node: &Arc<Node>,
         level: Durability,
         left: Duration,
     ) -> Result<Persistence, Fault> {

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub const RESERVATION_MS: i64 = 1_000;
 
 /// An executor as it reports itself.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
 pub struct ExecutorRecord {
     /// Instance id, unique, at most 32 bytes.
@@ -51,11 +51,12 @@ pub struct ExecutorRecord {
     /// How long before its time it may be given a task, in ms: it holds it until then. 0: it starts what it gets.
     pub ahead_ms: i64,
     /// Moving average of run times by queue, in ms.
+    #[schema(value_type = Vec<Vec<serde_json::Value>>)]
     pub averages: Vec<(String, f64)>,
 }
 
 /// A pod as it reports itself.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
 pub struct PodRecord {
     /// Instance id, unique, at most 32 bytes.

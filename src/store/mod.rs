@@ -14,18 +14,21 @@ mod durable;
 mod error;
 mod mutate;
 mod reply;
+mod rights;
 mod script;
 mod script_call;
 mod space;
 mod subscribe;
 mod topology;
 
+pub mod access;
 pub mod check;
 pub mod dead;
 pub mod due;
 pub mod events;
 pub mod intake;
 pub mod member;
+pub mod purge;
 pub mod queue;
 pub mod read;
 pub mod run;
@@ -141,6 +144,34 @@ impl Store {
         }
     }
 
+    /// How many connections to masters were made so far, and how often the map of a cluster changed: where it has
+    /// grown, another server may be at the end of one.
+    pub fn connections_made(&self) -> u64 {
+        let topology = &self.inner.topology;
+        let made: u64 = topology.map().nodes.iter().map(|node| node.connections_made()).sum();
+        made + *topology.changes().borrow()
+    }
+
+    /// The policy by which some master may delete keys when its memory is full, if one has such a policy.
+    pub async fn evicting_policy(&self) -> Result<Option<String>, StoreError> {
+        for node in self.server_info().await?.nodes {
+            if let Some(policy) = self.policy_of(&node).await.filter(|policy| policy != "noeviction") {
+                return Ok(Some(policy));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn policy_of(&self, node: &NodeInfo) -> Option<String> {
+        if node.maxmemory_policy.is_some() {
+            return node.maxmemory_policy.clone();
+        }
+        // Some services leave it out of INFO; some also forbid CONFIG, and then nobody knows.
+        let args = vec![Bytes::from_static(b"maxmemory-policy")];
+        let told = self.command("CONFIG GET", At::Any, args).await.ok()?;
+        told.pairs("CONFIG GET").ok()?.pop()?.1.text("CONFIG GET").ok()
+    }
+
     async fn check(&self) -> Result<(), StoreError> {
         let info = self.server_info().await?;
         for node in &info.nodes {
@@ -158,14 +189,9 @@ impl Store {
                     what: format!("{} is not part of a cluster; write redis:// instead", node.addr),
                 });
             }
-            let mut policy = node.maxmemory_policy.clone();
+            let policy = self.policy_of(node).await;
             if policy.is_none() {
-                // Some services leave it out of INFO; some also forbid CONFIG, and then nobody knows.
-                let args = vec![Bytes::from_static(b"maxmemory-policy")];
-                let told = self.command("CONFIG GET", At::Any, args).await;
-                policy = told
-                    .ok()
-                    .and_then(|reply| reply.pairs("CONFIG GET").ok()?.pop()?.1.text("CONFIG GET").ok());
+                tracing::warn!(node = %node.addr, "it cannot be asked whether this server deletes keys when its memory is full; its maxmemory-policy must be noeviction");
             }
             connect::check_policy(policy.as_deref(), self.inner.topology.dialer.allow_evicting)?;
         }
@@ -190,6 +216,11 @@ impl Store {
             }
             None => Err(trouble.unwrap_or(StoreError::Closed)),
         }
+    }
+
+    /// The node that owns a slot, as far as is known now; nothing while nobody does.
+    pub fn node_of_slot(&self, slot: u16) -> Option<String> {
+        self.inner.topology.owner(slot).map(|node| node.addr.to_string())
     }
 
     /// The local instant from which on the clock of the server that owns `slot` surely shows `at_ms`; none
@@ -302,7 +333,7 @@ impl Store {
 
     async fn send(
         &self,
-        node: &Node,
+        node: &Arc<Node>,
         request: Request<'_>,
         left: Duration,
         asking: bool,
@@ -322,7 +353,7 @@ impl Store {
     /// Sends by this client, and notes how the node fares.
     async fn send_by(
         &self,
-        node: &Node,
+        node: &Arc<Node>,
         client: &Client,
         request: Request<'_>,
         left: Duration,
@@ -337,18 +368,17 @@ impl Store {
         }
         match &answer {
             Err(Fault::Late) => {
-                node.was_late(&topology.dialer);
+                node.was_late(topology, client);
                 topology.want_refresh();
             }
             Err(Fault::Broken { .. } | Fault::Unsent { .. }) => topology.want_refresh(),
             Ok(reply) => {
-                node.answered();
                 if let Some(stamp_us) = reply.stamp_us().filter(|_| matches!(request, Request::Script { .. }))
                 {
                     node.clock.sample(sent, stamp_us);
                 }
             }
-            Err(_) => node.answered(),
+            Err(_) => {}
         }
         answer
     }

@@ -49,13 +49,15 @@ impl Scope {
 }
 
 /// One thing that is frozen.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct Frozen {
     /// What.
     #[serde(serialize_with = "text")]
+    #[schema(value_type = String)]
     pub scope: Scope,
     /// Since when.
     #[serde(with = "crate::model::slice::rfc3339")]
+    #[schema(value_type = String)]
     pub since: UnixMs,
     /// By whom.
     pub who: String,
@@ -68,7 +70,7 @@ fn text<S: serde::Serializer>(scope: &Scope, serializer: S) -> Result<S::Ok, S::
 }
 
 /// Everything that is frozen.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct Freeze {
     /// Grows with every change.
     pub epoch: u64,

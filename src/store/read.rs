@@ -39,9 +39,10 @@ pub struct Run {
 }
 
 /// One failed attempt.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, utoipa::ToSchema)]
 pub struct Attempt {
     /// When it ended.
+    #[schema(value_type = String)]
     pub at: UnixMs,
     /// Number of its grant.
     pub fence: u32,

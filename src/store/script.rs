@@ -69,6 +69,9 @@ scripts! {
     REDRIVE = "dead.redrive" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
     DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
     FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
+    TOKEN = "access.token" "allow-oom" [] "access/token";
+    NOTE = "access.note" "allow-oom" [] "access/note";
+    NOTES = "access.notes" "no-writes" [] "access/notes";
     PUT = "queue.put" "allow-oom" [] "queue/put";
     LANE = "queue.lane" "" [] "queue/lane";
     SPREAD = "queue.spread" "allow-oom" [] "queue/spread";
@@ -84,6 +87,7 @@ scripts! {
     COUNTS = "read.counts" "no-writes" ["lib/agenda"] "read/counts";
     AUDIT = "read.audit" "no-writes" ["lib/agenda" "lib/need" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/audit";
     VERIFY = "read.verify" "no-writes" ["lib/agenda" "lib/need" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/audit"] "read/verify";
+    RIGHTS = "read.rights" "no-writes" [] "read/rights";
     NAMES = "read.names" "no-writes" ["lib/agenda" "lib/digit"] "read/names";
     LAW = "read.law" "no-writes" ["lib/agenda" "lib/digit"] "read/law";
 }

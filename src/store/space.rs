@@ -28,6 +28,8 @@ pub struct Spread {
     pub holders: u8,
     /// Grows with every change.
     pub epoch: u64,
+    /// When the namespace was made, in ms by Redis's clock.
+    pub born_ms: i64,
 }
 
 /// What a namespace is created with; where it stands already, what stands counts.
@@ -58,6 +60,8 @@ struct Inner {
     namespace: Namespace,
     guards: Vec<OnceLock<Guard>>,
     spread: RwLock<Spread>,
+    /// When the spread was last read.
+    spread_read: parking_lot::Mutex<std::time::Instant>,
     groups: RwLock<Groups>,
     queues: Known,
     clock: RedisClock,
@@ -88,12 +92,13 @@ impl Space {
     /// Opens a namespace, creating it as `birth` says where there is none.
     pub async fn open_as(store: Store, namespace: Namespace, birth: Birth) -> Result<Self, StoreError> {
         let guards = (0..limits::BUCKETS_MAX).map(|_| OnceLock::new()).collect();
-        let spread = Spread { key_buckets: 1, buckets: 1, holders: 1, epoch: 0 };
+        let spread = Spread { key_buckets: 1, buckets: 1, holders: 1, epoch: 0, born_ms: 0 };
         let inner = Inner {
             store,
             namespace,
             guards,
             spread: RwLock::new(spread),
+            spread_read: parking_lot::Mutex::new(clock::mono()),
             groups: RwLock::default(),
             queues: Known::default(),
             clock: RedisClock::new(),
@@ -103,6 +108,7 @@ impl Space {
         space.read_spread(birth).await?;
         // The first answer measured the opening of a connection as well; this one measures the clock.
         space.read_spread(birth).await?;
+        space.check_rights().await?;
         Ok(space)
     }
 
@@ -116,14 +122,40 @@ impl Space {
             buckets: bucket_count(&mut fields, "buckets")?,
             holders: u8::try_from(fields.int("holders")?).unwrap_or(1).max(1),
             epoch: u64::try_from(fields.int("epoch")?).unwrap_or(0),
+            born_ms: fields.int("its birth")?,
         };
-        *self.inner.spread.write() = spread;
+        let before = std::mem::replace(&mut *self.inner.spread.write(), spread);
+        *self.inner.spread_read.lock() = clock::mono();
+        if before.born_ms != 0 && before.born_ms != spread.born_ms {
+            // The codes of queues went with it; others will be given out.
+            *self.inner.groups.write() = Groups::default();
+            metric::handles().history_lost.add("emptied", 1);
+            tracing::error!(
+                namespace = %self.namespace(),
+                before = %UnixMs(before.born_ms),
+                now = %UnixMs(spread.born_ms),
+                "redis has forgotten this namespace (FLUSHALL, or a server that came back without its file): all tasks \
+                 that waited are gone; it was made anew, and what is submitted from now on runs"
+            );
+        }
         Ok(spread)
     }
 
-    /// Reads the spread anew.
+    /// Reads the spread anew. A namespace that is gone is made again as it was.
     pub async fn refresh_spread(&self) -> Result<Spread, StoreError> {
-        self.read_spread(Birth::default()).await
+        let Spread { key_buckets, buckets, holders, .. } = self.spread();
+        self.read_spread(Birth { key_buckets, buckets, holders }).await
+    }
+
+    /// The same, if that was not done lately: so every process hears within [`limits::SPREAD_KEPT_MS`] that the
+    /// namespace has changed, or has been emptied.
+    pub async fn keep_spread(&self) -> Result<Spread, StoreError> {
+        let read = *self.inner.spread_read.lock();
+        if clock::elapsed_ms(read) < limits::SPREAD_KEPT_MS {
+            Ok(self.spread())
+        } else {
+            self.refresh_spread().await
+        }
     }
 
     /// The spread as last read.
@@ -288,6 +320,10 @@ impl Space {
             Err(StoreError::WrongType { script, detail }) => {
                 let detail = self.wrong_key(guard, detail).await;
                 return Err(StoreError::WrongType { script, detail });
+            }
+            Err(StoreError::NoPermission { what }) => {
+                let what = self.name_right(guard, what).await;
+                return Err(StoreError::NoPermission { what });
             }
             Err(error) => return Err(error),
         };

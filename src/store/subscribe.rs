@@ -255,7 +255,7 @@ async fn place_channels(hub: Arc<Hub>) {
 /// Keeps one connection subscribed to what is wanted of one node.
 async fn listen(hub: Arc<Hub>, server: ServerConfig, mut want: watch::Receiver<HashSet<Bytes>>) {
     loop {
-        let client = hub.topology.dialer.client(server.clone(), false);
+        let client = hub.topology.dialer.client(server.clone());
         let (mut ups, messages) = (client.reconnect_rx(), client.message_rx());
         let pump = tokio::spawn(pump(Arc::clone(&hub), messages));
         let mut router = client.connect();

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::connect::{Dialer, Host, Place};
 use super::error::StoreError;
 use super::reply::{Fields, Reply};
-use super::script_call::{Request, send};
+use super::script_call::{Fault, Request, send};
 use crate::clock::{RedisClock, mono};
 use crate::limits::{DURABLE_CALLS_MAX, RECONNECT_MAX_MS};
 use crate::model::bucket::SLOTS;
@@ -35,9 +35,11 @@ const REFRESH: Duration = Duration::from_millis(1_000);
 const REFRESH_GAP: Duration = Duration::from_millis(50);
 /// How long the nodes have to describe the cluster. A frozen node is not waited for.
 const ASK_LIMIT: Duration = Duration::from_millis(250);
-/// Calls in a row that a node did not answer in time, after which its connections are replaced: the
-/// client's own check can be held off for good by steady traffic.
-const LATE_MAX: u32 = 3;
+/// How often a connection is asked for a sign of life once a call on it was late, before the node's connections are
+/// replaced: more than once, since it may be this process that comes too late to read.
+const PROBES: u32 = 3;
+/// How long each of them may take.
+const PROBE_LIMIT: Duration = Duration::from_millis(400);
 /// Nodes that are asked by a connection of their own when no known master answers.
 const STRANGERS_MAX: usize = 16;
 /// How often a caller that waits for a connection looks again, should a signal have been missed.
@@ -76,15 +78,7 @@ pub(super) struct Conn {
 impl Conn {
     /// Starts to connect; from then on the connection is kept until this is dropped.
     pub fn open(dialer: &Dialer, server: ServerConfig) -> Self {
-        Self::keep(dialer, dialer.client(server, false))
-    }
-
-    /// The same for a connection on which an answer may take long.
-    fn open_patient(dialer: &Dialer, server: ServerConfig) -> Self {
-        Self::keep(dialer, dialer.client(server, true))
-    }
-
-    fn keep(dialer: &Dialer, client: Client) -> Self {
+        let client = dialer.client(server);
         let (tx, link) = watch::channel(Link::default());
         let task = tokio::spawn(keep(client.clone(), Bytes::from(dialer.client_name.clone()), tx));
         Self { client, link, _task: AbortOnDrop(task.abort_handle()) }
@@ -214,7 +208,7 @@ pub(super) struct Node {
     /// What was last heard of its persistence, when, and by which connections.
     persistence: Mutex<Option<(Epoch, Instant, Persistence)>>,
     next: AtomicUsize,
-    late: AtomicU32,
+    probing: AtomicBool,
     rebuilt: Mutex<Instant>,
     /// Its clock, as its answers tell it.
     pub clock: RedisClock,
@@ -223,15 +217,14 @@ pub(super) struct Node {
 impl Node {
     pub fn open(dialer: &Dialer, addr: NodeAddr, server: ServerConfig) -> Arc<Self> {
         let conns = Self::dial(dialer, &server);
-        let (next, late) = (AtomicUsize::new(0), AtomicU32::new(0));
         Arc::new(Self {
             addr,
             server,
             conns: ArcSwap::from_pointee(conns),
             waiting: Waiting { room: Semaphore::new(DURABLE_CALLS_MAX), idle: Mutex::default() },
             persistence: Mutex::default(),
-            next,
-            late,
+            next: AtomicUsize::new(0),
+            probing: AtomicBool::new(false),
             rebuilt: Mutex::new(mono()),
             clock: RedisClock::new(),
         })
@@ -301,7 +294,7 @@ impl Node {
         let idle = self.waiting.idle.lock().pop();
         let conn = match idle.filter(|conn| conn.client.is_connected()) {
             Some(conn) => conn,
-            None => Conn::open_patient(dialer, self.server()),
+            None => Conn::open(dialer, self.server()),
         };
         conn.up(left.saturating_sub(start.elapsed())).await?;
         Ok(Lent { conn, idle: &self.waiting.idle, _permit: permit })
@@ -311,6 +304,11 @@ impl Node {
     pub fn epoch(&self) -> Epoch {
         let ups = self.conns.load().iter().map(|conn| conn.link.borrow().ups).sum();
         (*self.rebuilt.lock(), ups)
+    }
+
+    /// How many connections to it were made, over all its connections of now.
+    pub fn connections_made(&self) -> u64 {
+        self.epoch().1
     }
 
     /// What is known of its persistence, if that is young and heard by the connections of now.
@@ -340,24 +338,34 @@ impl Node {
         }
     }
 
-    /// Notes that the node answered.
-    pub fn answered(&self) {
-        if self.late.load(Ordering::Relaxed) != 0 {
-            self.late.store(0, Ordering::Relaxed);
+    /// A call by this client had no answer in time. The connection is asked for a sign of life; where there is none, the
+    /// node's connections are replaced.
+    pub fn was_late(self: &Arc<Self>, topology: &Arc<Topology>, client: &Client) {
+        let ours = self.conns.load().iter().any(|conn| conn.client.id() == client.id());
+        if !ours || self.probing.swap(true, Ordering::AcqRel) {
+            return;
         }
+        let (node, topology, client) = (Arc::clone(self), Arc::clone(topology), client.clone());
+        tokio::spawn(async move {
+            let closed = topology.closed.clone();
+            let work = async {
+                for _ in 0..PROBES {
+                    let ping = Request::Command { name: "PING", args: &[] };
+                    match send(&client, ping, PROBE_LIMIT, false).await {
+                        Err(Fault::Late) if client.is_connected() => {}
+                        // It answers, be it with an error, or the client has noticed by itself.
+                        Ok(_) | Err(_) => return,
+                    }
+                }
+                node.replace(&topology.dialer);
+            };
+            let _: Option<()> = closed.run_until_cancelled(work).await;
+            node.probing.store(false, Ordering::Release);
+        });
     }
 
-    /// Notes a call without an answer; after several in a row the connections are replaced.
-    pub fn was_late(&self, dialer: &Dialer) {
-        if self.late.fetch_add(1, Ordering::Relaxed) + 1 < LATE_MAX {
-            return;
-        }
-        let mut rebuilt = self.rebuilt.lock();
-        if mono().saturating_duration_since(*rebuilt) < dialer.call_timeout {
-            return;
-        }
-        *rebuilt = mono();
-        self.late.store(0, Ordering::Relaxed);
+    fn replace(&self, dialer: &Dialer) {
+        *self.rebuilt.lock() = mono();
         tracing::warn!(node = %self.addr, "redis does not answer; its connections are replaced");
         self.conns.store(Arc::new(Self::dial(dialer, &self.server)));
     }
@@ -506,7 +514,7 @@ impl Topology {
             return StoreError::BadUrl { what: what.into() };
         }
         match super::script_call::of_text("HELLO", cause) {
-            super::script_call::Fault::Fatal(error @ StoreError::NoPermission { .. }) => error,
+            Fault::Fatal(error @ StoreError::NoPermission { .. }) => error,
             _ => self.unreachable(cause.to_owned(), false),
         }
     }
@@ -664,7 +672,7 @@ async fn ask(client: &Client, host: &str, limit: Duration) -> Result<View, Strin
     let slots = send(client, Request::Command { name: "CLUSTER SLOTS", args: &[] }, limit, false);
     let (info, slots) = tokio::join!(info, slots);
     let told = |fault| match fault {
-        super::script_call::Fault::Fatal(error) => error.to_string(),
+        Fault::Fatal(error) => error.to_string(),
         other => format!("{other:?}"),
     };
     let info = info.map_err(told)?.text("CLUSTER INFO").map_err(|error| error.to_string())?;

@@ -1,6 +1,7 @@
 //! What tests and benches stand on: real servers, fresh namespaces, and a network that fails on demand.
 
 pub mod bed;
+pub mod clock;
 pub mod fault;
 pub mod fixtures;
 pub mod invariants;

@@ -5,7 +5,35 @@ use std::collections::HashMap;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_day_of_flights_runs_once_each() {
-    let town = Town::new(&[]).await;
+    a_day_of_flights(Town::new(&[]).await).await;
+}
+
+/// The whole suite runs on a cluster and on sentinels as well (`make e2e-cluster`, `make e2e-sentinel`); this is a taste.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_day_of_flights_runs_once_each_on_a_cluster() {
+    let town = Town::on(Redis::cluster().await, &[]).await;
+    let store = town.space.store().clone();
+    // What is shown of the nodes is what the nodes say.
+    let Redis::Cluster(cluster) = &town.redis else { unreachable!() };
+    let mut shares = std::collections::BTreeMap::<String, usize>::new();
+    for number in 0..town.space.spread().buckets {
+        let slot = minutehand::store::slot_of(&town.space.guard(Bucket::new(number).unwrap()).keys[0]);
+        let node = store.node_of_slot(slot).unwrap();
+        assert_eq!(node, format!("127.0.0.1:{}", cluster.owner(slot).unwrap().port().unwrap()));
+        *shares.entry(node).or_default() += 1;
+    }
+    println!("buckets by node: {shares:?}");
+    assert_eq!((shares.len(), shares.values().sum::<usize>()), (3, 8));
+    assert!(shares.values().all(|share| (2..=3).contains(share)), "{shares:?}");
+    a_day_of_flights(town).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_day_of_flights_runs_once_each_with_sentinels() {
+    a_day_of_flights(Town::on(Redis::sentinel().await, &[]).await).await;
+}
+
+async fn a_day_of_flights(town: Town) {
     let pods = [town.pod("pod-1"), town.pod("pod-2")];
     let executors = [town.executor("ex-1", &["--discard"]), town.executor("ex-2", &["--discard"])];
     town.until_members(2, 2).await;
@@ -143,7 +171,7 @@ async fn a_second_signal_drops_what_runs_and_hands_it_back() {
 async fn an_executor_that_drains_lets_its_task_end() {
     let town = Town::new(&[]).await;
     let _pod = town.pod("pod-1");
-    let gate = town.bed.server().dir().join("gate");
+    let gate = town.redis.dir().join("gate");
     let command = format!("until [ -e {} ]; do sleep 0.01; done", gate.display());
     let executor = town.executor("ex-1", &["--slots", "1", "--exec", &command]);
     for _ in 0..5 {

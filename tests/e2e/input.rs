@@ -24,7 +24,7 @@ fn long(length: usize) -> String {
 async fn each_field_out_of_its_limit_is_named() {
     let town = Town::new(&[]).await;
     let (queue, key, label, space) = (long(129), long(513), long(65), long(33));
-    let big = town.bed.server().dir().join("big");
+    let big = town.redis.dir().join("big");
     std::fs::write(&big, vec![0; (1 << 20) + 1]).unwrap();
     let payload = format!("@{}", big.display());
     let nine = [

@@ -2,19 +2,23 @@
 //!
 //! Each test has a Redis of its own and waits for what it can see; nothing here sleeps for a while and hopes.
 
+mod access;
 mod dev;
 mod fleet;
 mod import;
 mod input;
+mod redis;
 mod trouble;
 
 use minutehand::client::{Client, Counts, LagStatus};
+use minutehand::dev::fleet::{PrivateCluster, PrivateSentinel};
+use minutehand::dev::redis::PrivateServer;
 use minutehand::model::event::Move;
 use minutehand::model::{Bucket, Namespace, TaskId};
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::events;
 use minutehand::store::member;
-use minutehand::store::{Space, Store};
+use minutehand::store::{ConnectSettings, Space, Store};
 use minutehand::testing::bed::Bed;
 use minutehand::testing::process::{Program, Running};
 use std::collections::{BTreeMap, HashSet};
@@ -53,27 +57,102 @@ fn import_flights(program: &Program, speed: &str) {
     assert_eq!((&done["created"], &done["bad"]), (&FLIGHTS.into(), &0.into()), "{done}");
 }
 
+/// Names the shape of Redis on which the towns of this run are built: `cluster` or `sentinel`; else one server.
+const SHAPE_VARIABLE: &str = "MINUTEHAND_E2E_ON";
+
+/// Where the tasks of a town lie.
+enum Redis {
+    One(Arc<Bed>),
+    Cluster(PrivateCluster),
+    Sentinel(PrivateSentinel),
+}
+
+impl Redis {
+    async fn cluster() -> Self {
+        Self::Cluster(PrivateCluster::start(3, 1).await.unwrap())
+    }
+
+    async fn sentinel() -> Self {
+        Self::Sentinel(PrivateSentinel::start().await.unwrap())
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::One(bed) => bed.server().url(),
+            Self::Cluster(cluster) => cluster.url(),
+            Self::Sentinel(fleet) => fleet.url(),
+        }
+    }
+
+    /// The masters at the start.
+    fn masters(&self) -> Vec<&PrivateServer> {
+        match self {
+            Self::One(bed) => vec![bed.server()],
+            Self::Cluster(cluster) => cluster.masters.iter().collect(),
+            Self::Sentinel(fleet) => vec![&fleet.master],
+        }
+    }
+
+    /// Runs a command on each of them.
+    fn on_each(&self, words: &[&str]) {
+        for master in self.masters() {
+            master.run(words).unwrap();
+        }
+    }
+
+    /// A directory that goes with it.
+    fn dir(&self) -> &std::path::Path {
+        self.masters()[0].dir()
+    }
+}
+
 /// A Redis, and processes that share it.
 struct Town {
-    bed: Bed,
+    redis: Redis,
     program: Program,
     space: Space,
     client: Client,
 }
 
 impl Town {
-    async fn of(bed: Bed, settings: &[(&str, &str)]) -> Self {
-        let mut program = program(&bed.server().url(), bed.namespace());
+    async fn on(redis: Redis, settings: &[(&str, &str)]) -> Self {
+        let namespace = match &redis {
+            Redis::One(bed) => bed.namespace().to_owned(),
+            Redis::Cluster(_) | Redis::Sentinel(_) => "e2e".to_owned(),
+        };
+        let mut program = program(&redis.url(), &namespace);
         for (key, value) in settings {
             program = program.set(key, value);
         }
-        let store = Store::connect(bed.settings()).await.unwrap();
-        let space = Space::open(store, Namespace::new(bed.namespace()).unwrap()).await.unwrap();
-        Self { client: Client::new(space.clone()), bed, program, space }
+        let settings = ConnectSettings { url: redis.url(), ..ConnectSettings::default() };
+        let store = Store::connect(settings).await.unwrap();
+        let space = Space::open(store, Namespace::new(&namespace).unwrap()).await.unwrap();
+        Self { client: Client::new(space.clone()), redis, program, space }
+    }
+
+    /// On one server, for a test that needs one.
+    async fn of(bed: Bed, settings: &[(&str, &str)]) -> Self {
+        Self::on(Redis::One(Arc::new(bed)), settings).await
     }
 
     async fn new(settings: &[(&str, &str)]) -> Self {
-        Self::of(Bed::own_server(Default::default()).await.unwrap(), settings).await
+        let redis = match std::env::var(SHAPE_VARIABLE).as_deref() {
+            Ok("cluster") => Redis::cluster().await,
+            Ok("sentinel") => Redis::sentinel().await,
+            Ok(other) if !other.is_empty() => {
+                panic!("{SHAPE_VARIABLE} is {other:?}, not cluster or sentinel")
+            }
+            Ok(_) | Err(_) => Redis::One(Arc::new(Bed::own_server(Default::default()).await.unwrap())),
+        };
+        Self::on(redis, settings).await
+    }
+
+    /// Its one server.
+    fn bed(&self) -> &Arc<Bed> {
+        match &self.redis {
+            Redis::One(bed) => bed,
+            Redis::Cluster(_) | Redis::Sentinel(_) => panic!("this test is for one server"),
+        }
     }
 
     fn pod(&self, name: &str) -> Running {
@@ -198,7 +277,7 @@ impl Diary {
     fn new(town: &Town) -> Self {
         let up = std::fs::read_to_string("/proc/uptime").unwrap();
         let booted_ms = town.space.clock().now_ms() - up_ms(up.split(' ').next().unwrap());
-        Self { path: town.bed.server().dir().join("diary"), booted_ms }
+        Self { path: town.redis.dir().join("diary"), booted_ms }
     }
 
     /// A command that writes its line.

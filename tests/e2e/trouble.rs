@@ -15,13 +15,16 @@ async fn scripts_that_redis_forgets_are_loaded_again() {
     let (stop, flushed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
     let forget = {
         let (stop, flushed) = (Arc::clone(&stop), Arc::clone(&flushed));
-        let url = town.bed.server().url();
+        let sockets: Vec<_> = town.redis.masters().iter().map(|master| master.socket()).collect();
         std::thread::spawn(move || {
-            let socket = url.strip_prefix("unix://").unwrap();
-            let mut wire =
-                minutehand::dev::wire::Wire::open(&minutehand::dev::wire::Door::Unix(socket.into())).unwrap();
+            let open = |socket: std::path::PathBuf| {
+                minutehand::dev::wire::Wire::open(&minutehand::dev::wire::Door::Unix(socket)).unwrap()
+            };
+            let mut wires: Vec<_> = sockets.into_iter().map(open).collect();
             while !stop.load(Ordering::Relaxed) {
-                wire.run(&["SCRIPT", "FLUSH"]).unwrap();
+                for wire in &mut wires {
+                    wire.run(&["SCRIPT", "FLUSH"]).unwrap();
+                }
                 flushed.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -51,11 +54,11 @@ async fn redis_dies_and_comes_back_in_mid_run() {
     town.until("a third is done", |counts| counts.succeeded >= FLIGHTS / 3).await;
     let stalls = Stalls::watch();
     let died = minutehand::clock::mono();
-    town.bed.server().kill9();
+    town.bed().server().kill9();
     // Long enough for the waits between two tries to grow.
     let tries = |pod: &Running| pod.err().matches("claim failed").count();
     until("both pods to try in vain", NEVER, || pods.iter().all(|pod| tries(pod) >= 4).then_some(()));
-    town.bed.server().restart().await.unwrap();
+    town.bed().server().restart().await.unwrap();
     let away_ms = i64::try_from(died.elapsed().as_millis()).unwrap();
     town.until_succeeded(FLIGHTS).await;
     town.check().await;
@@ -96,7 +99,7 @@ async fn lost_wake_ups_cost_a_poll_at_most() {
     let mut done = 16;
     town.until_succeeded(done).await;
     for round in 1..=ROUNDS {
-        town.bed.server().run(&["CLIENT", "KILL", "TYPE", "pubsub"]).unwrap();
+        town.redis.on_each(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         town.client.submit_batch(tasks(round)).await.unwrap();
         done += 16;
         town.until_succeeded(done).await;
@@ -115,8 +118,8 @@ async fn full_memory_refuses_new_work_and_lets_the_rest_drain() {
     let town = Town::new(&[]).await;
     let submit = ["submit", "--queue", "flights", "--payload", "hello"];
     import_flights(&town.program, "100000");
-    let redis = town.bed.server();
-    redis.run(&["CONFIG", "SET", "maxmemory", "1mb"]).unwrap();
+    let redis = &town.redis;
+    redis.on_each(&["CONFIG", "SET", "maxmemory", "1mb"]);
     let refused = town.program.run(&[&submit[..], &["--output", "json"]].concat());
     assert_eq!(refused.code, Some(1), "{refused:?}");
     let message = refused.error()["message"].as_str().unwrap().to_owned();
@@ -132,7 +135,7 @@ async fn full_memory_refuses_new_work_and_lets_the_rest_drain() {
     town.until_succeeded(FLIGHTS).await;
     town.check().await;
     assert_eq!(town.program.run(&submit).code, Some(1));
-    redis.run(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
+    redis.on_each(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(town.program.run(&submit).code, Some(0));
     town.until_succeeded(FLIGHTS + 1).await;
     for process in [&executor, &pod] {

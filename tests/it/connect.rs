@@ -498,6 +498,8 @@ async fn a_cluster_is_followed_through_moves() {
         assert_eq!(echo(&store, &format!("t{n}"), "x").await.as_deref(), Ok("x"));
     }
 
+    let mut wakes = store.subscribe("{t0}:wake".into());
+    publish_until_heard(&store, &mut wakes, "before").await;
     // A slot that is half moved: the meta key has gone, so the source says ASK, and the target says
     // TRYAGAIN because the other key is neither here nor there.
     let slot = slot_of(b"{t0}:meta");
@@ -539,6 +541,10 @@ async fn a_cluster_is_followed_through_moves() {
     let counted =
         store.call(&COUNT, keys("t0"), vec![]).await.expect("a call").fields("x").expect("a list").int("n");
     assert_eq!(counted, Ok(3), "it is the same bucket, in its new place");
+    let start = mono();
+    publish_until_heard(&store, &mut wakes, "after").await;
+    println!("heard in its new place after {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
 /// The first master is lost: its slots alone feel it, until its replica takes over.
@@ -571,7 +577,8 @@ async fn lose_a_master(lose: impl FnOnce(&PrivateServer)) {
     let back = until("the replica has taken over", || async { echo(&store, hit, "x").await.is_ok() });
     let took = tokio::select! { took = back => took, () = watch => unreachable!() };
     println!("the lost master's slots were back after {took:?}; the others' longest call took {longest:?}");
-    assert!(longest < Duration::from_millis(500), "{longest:?}");
+    // Less than a second: that of the dead one takes several.
+    assert!(longest < Duration::from_secs(1), "{longest:?}");
     assert!(took < Duration::from_secs(10), "{took:?}");
     publish_until_heard(&store, &mut subscription, "after").await;
 }

@@ -1,0 +1,85 @@
+//! Which right is missing: the server says of a script only that it may not do what it does.
+
+use super::script;
+use super::{Space, StoreError};
+use crate::keys::{Guard, prefixes};
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
+
+/// Every command that our scripts run, read from their texts.
+pub fn commands() -> &'static BTreeSet<&'static str> {
+    static COMMANDS: OnceLock<BTreeSet<&'static str>> = OnceLock::new();
+    COMMANDS.get_or_init(|| {
+        let mut found = BTreeSet::new();
+        for script in script::ALL {
+            for call in ["call('", "look('"] {
+                for rest in script.body.split(call).skip(1) {
+                    let name = rest.split('\'').next().unwrap_or("");
+                    if !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase()) {
+                        found.insert(name);
+                    }
+                }
+            }
+        }
+        // Those whose names a script looks up in a table.
+        found.extend(["STRLEN", "XLEN"]);
+        found
+    })
+}
+
+impl Space {
+    /// Fails when the user lacks a right that some script will need, before any of them stops half-way for it.
+    pub(super) async fn check_rights(&self) -> Result<(), StoreError> {
+        let guard = Guard::room(self.namespace(), "spread");
+        match self.missing(&guard).await {
+            Ok(names) if !names.is_empty() => Err(StoreError::NoPermission { what: self.said(&names) }),
+            // A server that cannot tell is no reason not to start.
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    async fn missing(&self, guard: &Guard) -> Result<Vec<String>, StoreError> {
+        let mut args = vec![Bytes::new()];
+        args.extend(commands().iter().map(|name| Bytes::from_static(name.as_bytes())));
+        let mut fields = self
+            .store()
+            .call(&script::RIGHTS, guard.keys.clone(), args)
+            .await?
+            .fields(script::RIGHTS.name)?;
+        fields.bytes("a word")?;
+        fields.int("the time")?;
+        let mut names = Vec::new();
+        while fields.left() > 0 {
+            names.push(fields.text("a command")?.to_lowercase());
+        }
+        Ok(names)
+    }
+
+    fn said(&self, names: &[String]) -> String {
+        let [buckets, rooms] = prefixes(self.namespace());
+        let upper: Vec<String> = names.iter().map(|name| name.to_uppercase()).collect();
+        let mut said = format!("{}: the user's ACL lacks +{}", upper.join(", "), names.join(" +"));
+        if names.iter().any(|name| name == "spublish") {
+            said += &format!(" (and &{buckets}* and &{rooms}* for its channels)");
+        }
+        said
+    }
+
+    /// What a refusal for want of a right is about, as precisely as it can be found: all commands that are missing,
+    /// or the patterns of keys and channels.
+    pub(super) async fn name_right(&self, guard: &Guard, what: String) -> String {
+        let [buckets, rooms] = prefixes(self.namespace());
+        if what.contains("key pattern") {
+            return format!("{what}; it needs ~{buckets}* and ~{rooms}*");
+        }
+        if what.contains("channel pattern") {
+            return format!("{what}; it needs &{buckets}* and &{rooms}*");
+        }
+        match self.missing(guard).await {
+            Ok(names) if !names.is_empty() => self.said(&names),
+            // The script cannot be run either, or nothing is found: the server's words are what there is.
+            Ok(_) | Err(_) => what,
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The verdict over every single task.
+
+use crate::fleet::Bench;
+use crate::producer::Known;
+use crate::{REST_SECONDS, number, open};
+use minutehand::client::Client;
+use minutehand::clock::mono;
+use minutehand::keys::Kind;
+use minutehand::model::replay::Report;
+use minutehand::model::{State, TaskId};
+use minutehand::store::check::{self, CheckOptions};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::time::Duration;
+
+/// How often handlers ran beyond the first time.
+pub fn duplicate_runs(dir: &Path) -> (u64, u64) {
+    let mut runs: HashMap<String, u64> = HashMap::new();
+    for entry in std::fs::read_dir(dir).unwrap().flatten() {
+        if entry.file_name().to_string_lossy().starts_with("runs-") {
+            for line in BufReader::new(File::open(entry.path()).unwrap()).lines().map_while(Result::ok) {
+                if let Some((id, _)) = line.split_once(' ') {
+                    *runs.entry(id.to_owned()).or_default() += 1;
+                }
+            }
+        }
+    }
+    (runs.values().sum(), runs.values().map(|n| n - 1).sum())
+}
+
+/// What the verdict found.
+#[derive(Default)]
+pub struct Verdict {
+    pub faults: Vec<String>,
+    pub replay: Report,
+    pub lost: u64,
+    /// Cancels that were accepted and then lost with a master.
+    pub cancels_lost: u64,
+}
+
+pub async fn judge(bench: &Bench, known: &Known, durable: bool) -> Verdict {
+    let mut verdict = Verdict::default();
+    let Some(space) = open(&bench.direct_url()).await else {
+        verdict.faults.push("redis is gone".into());
+        return verdict;
+    };
+    let client = Client::new(space.clone());
+    // Everything comes to rest by itself once the faults have ended.
+    let deadline = mono() + Duration::from_secs(number("MINUTEHAND_CHAOS_REST_SECONDS", REST_SECONDS));
+    loop {
+        match client.counts().await {
+            Ok((counts, _)) if counts.is_quiet() => break,
+            Ok((counts, _)) if mono() > deadline => {
+                verdict
+                    .faults
+                    .push(format!("not at rest: {} pending, {} running", counts.pending, counts.running));
+                break;
+            }
+            _ => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+    match client.replay(true).await {
+        Ok(report) => {
+            if !report.ok {
+                let first: Vec<String> = report
+                    .findings
+                    .iter()
+                    .take(5)
+                    .map(|f| format!("{} {:?}: {}", f.id, f.kind, f.detail))
+                    .collect();
+                verdict.faults.push(format!("{} illegal steps: {}", report.faults, first.join("; ")));
+            }
+            verdict.replay = report;
+        }
+        Err(error) => verdict.faults.push(format!("replay: {error}")),
+    }
+    match check::check(&space, CheckOptions::default()).await {
+        Ok(report) if report.ok => {}
+        Ok(report) => {
+            verdict.faults.push(format!("damage: {:?}", report.violations.iter().take(5).collect::<Vec<_>>()))
+        }
+        Err(error) => verdict.faults.push(format!("check: {error}")),
+    }
+    // Every created task has an end, and only the expected ones.
+    let mut ends: HashMap<TaskId, State> = HashMap::new();
+    let mut tail = client.events();
+    loop {
+        let events = tail.next().await.unwrap();
+        if events.is_empty() {
+            break;
+        }
+        for event in events {
+            use minutehand::model::event::Move;
+            let end = match event.event {
+                Move::Succeeded => State::Succeeded,
+                Move::Cancelled => State::Cancelled,
+                Move::Died => State::Dead,
+                Move::Expired => State::Expired,
+                Move::Skipped => State::Skipped,
+                _ => continue,
+            };
+            ends.insert(event.id, end);
+        }
+    }
+    let mut wrong = BTreeMap::<String, u64>::new();
+    for id in &known.created {
+        match ends.get(id) {
+            None => verdict.lost += 1,
+            // A cancel is as safe as the master that took it.
+            Some(State::Succeeded) if known.cancelled.contains(id) && bench.is_fleet() => {
+                verdict.cancels_lost += 1;
+            }
+            Some(State::Succeeded) if known.cancelled.contains(id) => {
+                *wrong.entry("succeeded after an accepted cancel".into()).or_default() += 1;
+            }
+            Some(State::Succeeded) => {}
+            Some(State::Cancelled) => {}
+            Some(other) => *wrong.entry(format!("ended as {other}")).or_default() += 1,
+        }
+    }
+    for ids in known.keys.values() {
+        // What a lost master had acknowledged stands no more, and its key is free.
+        if ids.len() > 1 && durable {
+            *wrong.entry("a key that stands for two tasks".into()).or_default() += 1;
+        }
+    }
+    if verdict.lost > 0 && durable {
+        verdict.faults.push(format!("{} tasks lost", verdict.lost));
+    }
+    verdict.faults.extend(wrong.into_iter().map(|(what, count)| format!("{count} tasks {what}")));
+    leftovers(bench, &mut verdict).await;
+    verdict
+}
+
+/// Whether a key may be there though nothing waits and nothing runs.
+fn may_stay(key: &str) -> bool {
+    let name = key.rsplit_once('}').map_or(key, |(_, name)| name.trim_start_matches(':'));
+    !matches!(
+        Kind::of(name),
+        Some(
+            Kind::Due
+                | Kind::Ready
+                | Kind::Ring
+                | Kind::Parked
+                | Kind::Task
+                | Kind::At
+                | Kind::Run
+                | Kind::Lease
+                | Kind::Leases
+                | Kind::Timer
+                | Kind::Tries
+                | Kind::Dead
+                | Kind::Letter
+        )
+    ) && !matches!(name, "inbox" | "urgent")
+}
+
+/// No key is left that should not be. Claims tidy up as they pass, so this may take some seconds.
+async fn leftovers(bench: &Bench, verdict: &mut Verdict) {
+    if !verdict.faults.is_empty() {
+        return;
+    }
+    let deadline = mono() + Duration::from_secs(20);
+    loop {
+        let left: Vec<String> = bench.keys().into_iter().filter(|key| !may_stay(key)).collect();
+        if left.is_empty() {
+            return;
+        }
+        if mono() > deadline {
+            let some = left.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+            verdict.faults.push(format!("{} keys left that should not be: {some}", left.len()));
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}

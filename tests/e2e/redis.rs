@@ -1,0 +1,427 @@
+//! Redis in trouble: pods and executors stay, say what is the matter in logs, metrics and `/readyz`, and recover.
+
+use super::*;
+use minutehand::client::{Due, NewTask};
+use minutehand::dev::redis::{Fsync, ServerOptions};
+use minutehand::model::QueueName;
+use minutehand::testing::clock::WrongClock;
+use minutehand::testing::fault::{Behind, Fault, FaultProxy};
+use minutehand::testing::process::until;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+/// Lease and dispatch time-out of these tests: what is lost with a server comes back after it.
+const LEASE_MS: i64 = 1_500;
+const SETTINGS: [(&str, &str); 4] = [
+    ("defaults.dispatch_timeout", "1500ms"),
+    ("defaults.lease", "1500ms"),
+    ("pod.lock", "1s"),
+    ("pod.poll", "300ms"),
+];
+
+/// A path of a pod's HTTP port.
+fn http(pod: &Running, path: &str) -> (u16, String) {
+    let line = pod.until_said("listening on http://", NEVER);
+    let at = line.split("http://").nth(1).unwrap().trim().to_owned();
+    let mut stream = TcpStream::connect(&at).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let status = text.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, text.split_once("\r\n\r\n").unwrap().1.to_owned())
+}
+
+/// A series of a pod's metrics; nothing where it does not exist.
+fn series(pod: &Running, name: &str) -> Option<f64> {
+    let (_, text) = http(pod, "/metrics");
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
+fn causes(pod: &Running) -> (u16, Vec<String>) {
+    let (status, body) = http(pod, "/readyz");
+    let report: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let causes = report["causes"].as_array().unwrap().iter();
+    (status, causes.map(|cause| cause.as_str().unwrap().to_owned()).collect())
+}
+
+fn until_ready(pod: &Running) {
+    until("the pod to be ready", NEVER, || (http(pod, "/readyz").0 == 200).then_some(()));
+}
+
+fn tasks(count: i64, over_ms: i64) -> Vec<NewTask> {
+    let queue = QueueName::new("flights").unwrap();
+    let task = |n| NewTask {
+        due: Due::In(n * over_ms / count),
+        lease_ms: Some(u32::try_from(LEASE_MS).unwrap()),
+        ..NewTask::to(queue.clone())
+    };
+    (0..count).map(task).collect()
+}
+
+/// What a trouble is called: in the server's answers and in the metrics.
+struct Trouble {
+    word: &'static str,
+    metric: &'static str,
+}
+
+/// Tasks are under way, the trouble begins, lasts until both pods have told of it, and ends.
+async fn through<Ended: Future<Output = ()>>(
+    trouble: Trouble,
+    town: Town,
+    begin: impl FnOnce(&PrivateServer),
+    end: impl FnOnce(Arc<Bed>) -> Ended,
+) {
+    const TASKS: i64 = 300;
+    let bed = Arc::clone(town.bed());
+    let pods = [town.pod("pod-1"), town.pod("pod-2")];
+    let executor = town.executor("ex-1", &["--discard"]);
+    town.until_members(2, 1).await;
+    town.client.submit_batch(tasks(TASKS, 6_000)).await.unwrap();
+    town.until("some are done", |counts| counts.succeeded >= 20).await;
+    pods.iter().for_each(until_ready);
+    begin(bed.server());
+    let error_series = format!("minutehand_redis_errors_total{{cause=\"{}\"}}", trouble.metric);
+    for pod in &pods {
+        pod.until_said(trouble.word, NEVER);
+        until("the pod to be not ready, and to say why", NEVER, || {
+            let (status, causes) = causes(pod);
+            (status == 503 && causes.iter().any(|cause| cause.contains(trouble.word))).then_some(())
+        });
+        let counted = series(pod, &error_series);
+        assert!(counted.is_some_and(|count| count > 0.0), "{error_series}: {counted:?}");
+        // One line a second for each kind, however many buckets meet it.
+        let lines = pod.err().lines().filter(|line| line.contains("claim failed")).count();
+        assert!(lines <= 30, "{lines} lines:\n{}", pod.log());
+    }
+    let start = minutehand::clock::mono();
+    let refused = town.program.run(&["submit", "--queue", "flights", "--output", "json"]);
+    assert!(matches!(refused.code, Some(1 | 4)), "{refused:?}");
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    end(bed).await;
+    let ended = minutehand::clock::mono();
+    let stalls = Stalls::watch();
+    pods.iter().for_each(until_ready);
+    let ready_after = ended.elapsed();
+    town.until("all have succeeded", |counts| counts.is_quiet() && counts.succeeded == counts.submitted)
+        .await;
+    let (after, stall) = (ended.elapsed(), stalls.end());
+    println!("{}: ready {ready_after:?} after it ended, all done after {after:?}", trouble.word);
+    // The last task is due 6 s after the first; beyond that two leases, and what this machine stalled.
+    let limit = Duration::from_millis((2 * LEASE_MS + 2 * stall).unsigned_abs());
+    assert!(ready_after <= limit, "{ready_after:?}, with stalls of {stall} ms");
+    assert!(after <= limit + Duration::from_secs(6), "{after:?}, with stalls of {stall} ms");
+    let lives = town.lives().await;
+    assert!(lives.values().all(|(_, accepted)| *accepted == 1), "{lives:?}");
+    town.check().await;
+    for process in pods.iter().chain([&executor]) {
+        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    }
+}
+
+async fn town(lines: &[&str]) -> Town {
+    let lines = lines.iter().map(|line| (*line).to_owned()).collect();
+    let options = ServerOptions { append_only: Some(Fsync::Always), lines, ..ServerOptions::default() };
+    Town::of(Bed::own_server(options).await.unwrap(), &SETTINGS).await
+}
+
+fn set(server: &PrivateServer, words: &[&str]) {
+    server.run(words).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_became_a_replica() {
+    let trouble = Trouble { word: "READONLY", metric: "readonly" };
+    let begin = |server: &PrivateServer| set(server, &["REPLICAOF", "127.0.0.1", "1"]);
+    through(trouble, town(&[]).await, begin, async |bed| set(bed.server(), &["REPLICAOF", "NO", "ONE"]))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn too_few_replicas() {
+    let trouble = Trouble { word: "NOREPLICAS", metric: "noreplicas" };
+    let begin = |server: &PrivateServer| set(server, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    let end = async |bed: Arc<Bed>| set(bed.server(), &["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    through(trouble, town(&[]).await, begin, end).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_script_of_somebody_that_does_not_end() {
+    let trouble = Trouble { word: "BUSY", metric: "busy" };
+    let begin = |server: &PrivateServer| {
+        let socket = server.socket();
+        std::thread::spawn(move || {
+            let mut wire =
+                minutehand::dev::wire::Wire::open(&minutehand::dev::wire::Door::Unix(socket)).unwrap();
+            // Killed in the end, or given up by this side.
+            let _ = wire.run(&["EVAL", "while true do end", "0"]);
+        });
+    };
+    let end = async |bed: Arc<Bed>| {
+        until("the script to be killed", NEVER, || bed.server().run(&["SCRIPT", "KILL"]).ok());
+    };
+    through(trouble, town(&["busy-reply-threshold 100"]).await, begin, end).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_takes_nothing() {
+    let trouble = Trouble { word: "MISCONF", metric: "misconf" };
+    let saved = |server: &PrivateServer, how: &str| {
+        until("the snapshot", NEVER, || {
+            // One is under way, or the last one has just failed.
+            let _ = server.run(&["BGSAVE"]);
+            let info = server.run(&["INFO", "persistence"]).unwrap();
+            info.text().contains(&format!("rdb_last_bgsave_status:{how}")).then_some(())
+        });
+    };
+    let begin = move |server: &PrivateServer| {
+        // What bears the name of the snapshot cannot be replaced by it.
+        std::fs::create_dir(server.dir().join("dump.rdb")).unwrap();
+        saved(server, "err");
+    };
+    let end = async move |bed: Arc<Bed>| {
+        std::fs::remove_dir(bed.server().dir().join("dump.rdb")).unwrap();
+        saved(bed.server(), "ok");
+    };
+    through(trouble, town(&["save 3600 1000000"]).await, begin, end).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_reads_its_file_for_long() {
+    let trouble = Trouble { word: "LOADING", metric: "loading" };
+    let town = town(&["key-load-delay 100"]).await;
+    // Some 4 s of reading, with a look at its clients after each 1,024 commands.
+    let fill = "for i = 1, 40000 do redis.call('SET', 'other:' .. i, 'x') end";
+    town.bed().server().run(&["EVAL", fill, "0"]).unwrap();
+    let begun = Arc::new(parking_lot::Mutex::new(None));
+    let begin = {
+        let begun = Arc::clone(&begun);
+        move |server: &PrivateServer| {
+            server.kill9();
+            *begun.lock() = Some(server.restart_in_background());
+        }
+    };
+    let end = async move |_| {
+        let restart = begun.lock().take().unwrap();
+        tokio::task::spawn_blocking(move || restart.join().unwrap()).await.unwrap().unwrap();
+    };
+    through(trouble, town, begin, end).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_starts_while_redis_is_in_trouble_waits_and_says_so() {
+    let town = town(&[]).await;
+    let redis = town.bed().server();
+    set(redis, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    let pod = town.program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
+    let executor = town.program.start("ex-1", &["work", "--queue", "flights", "--discard"]);
+    executor.until_said("cannot start yet", NEVER);
+    let line = pod.until_said("waiting for redis; listening on http://", NEVER);
+    assert!(line.ends_with(|end: char| end.is_ascii_digit()), "{line}");
+    assert_eq!(http(&pod, "/healthz").0, 200);
+    let (status, found) = causes(&pod);
+    assert!(status == 503 && found.iter().any(|cause| cause.contains("NOREPLICAS")), "{found:?}");
+    set(redis, &["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    pod.until_said("pod starts", NEVER);
+    town.until_members(1, 1).await;
+    town.client.submit_batch(tasks(10, 100)).await.unwrap();
+    town.until_succeeded(10).await;
+    for process in [&pod, &executor] {
+        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    }
+    // Told to stop while it waits, it ends in order.
+    set(redis, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    let pod = town.program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
+    pod.until_said("waiting for redis", NEVER);
+    assert_eq!(pod.stop(NEVER), Some(0), "{}", pod.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_milliseconds_on_every_call() {
+    let bed = Bed::own_server(Default::default()).await.unwrap();
+    let proxy = FaultProxy::start(Behind::Unix(bed.server().socket())).await.unwrap();
+    proxy.set(Fault { delay: Duration::from_millis(10), ..Fault::default() });
+    let town = Town::of(bed, &[]).await;
+    let town = Town { program: town.program.clone().env("MINUTEHAND_REDIS", proxy.url()), ..town };
+    let pods = [town.pod("pod-1"), town.pod("pod-2")];
+    let executors = [town.executor("ex-1", &["--discard"]), town.executor("ex-2", &["--discard"])];
+    town.until_members(2, 2).await;
+    import_flights(&town.program, "7200");
+    town.until_succeeded(FLIGHTS).await;
+    let (_, lag) = town.counts().await;
+    println!("lag with 20 ms on every call: {lag:?}");
+    town.each_once().await;
+    town.check().await;
+    for process in pods.iter().chain(&executors) {
+        assert!(!process.log().contains(" WARN "), "{}", process.log());
+        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_is_deleted_under_our_feet() {
+    let town = town(&[]).await;
+    let pod = town.pod("pod-1");
+    let executor = town.executor("ex-1", &["--discard"]);
+    town.until_members(1, 1).await;
+    town.client.submit_batch(tasks(100, 100)).await.unwrap();
+    town.until_succeeded(100).await;
+    town.client.submit_batch(tasks(200, 60_000)).await.unwrap();
+    set(town.bed().server(), &["FLUSHALL"]);
+    let said = pod.until_said("all tasks that waited are gone", NEVER);
+    assert!(said.contains("ERROR") && said.contains("FLUSHALL"), "{said}");
+    pod.until_said("redis has forgotten what it had acknowledged", NEVER);
+    executor.until_said("all tasks that waited are gone", NEVER);
+    until("the metric", NEVER, || {
+        let emptied = series(&pod, "minutehand_history_lost_total{cause=\"emptied\"}")?;
+        let buckets = series(&pod, "minutehand_history_lost_total{cause=\"bucket_emptied\"}")?;
+        (emptied == 1.0 && buckets >= 1.0).then_some(())
+    });
+    // Nothing is stuck: what is submitted from now on runs, also of a queue that had a code before, and of a new one.
+    town.client.submit_batch(tasks(50, 100)).await.unwrap();
+    town.until("the new ones are done", |counts| {
+        counts.succeeded == counts.submitted && counts.succeeded >= 50
+    })
+    .await;
+    town.check().await;
+    for process in [&pod, &executor] {
+        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_begins_to_evict() {
+    let town = town(&[]).await;
+    let redis = town.bed().server();
+    let pod = town.pod("pod-1");
+    town.until_members(1, 0).await;
+    until_ready(&pod);
+    assert_eq!(series(&pod, "minutehand_redis_evicting"), Some(0.0));
+    // Somebody changes it, and connections are made anew.
+    set(redis, &["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
+    set(redis, &["CLIENT", "KILL", "TYPE", "normal"]);
+    let said = pod.until_said("redis may delete tasks", NEVER);
+    assert!(said.contains("ERROR") && said.contains("volatile-lru"), "{said}");
+    until("the cause", NEVER, || {
+        let (status, found) = causes(&pod);
+        let told = found
+            .iter()
+            .any(|cause| cause.starts_with("eviction_policy_unsafe: ") && cause.contains("volatile-lru"));
+        (status == 200 && told).then_some(())
+    });
+    assert_eq!(series(&pod, "minutehand_redis_evicting"), Some(1.0));
+    let refused = town.program.run(&["serve", "--listen", "127.0.0.1:0", "--output", "json"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.err.contains("maxmemory-policy is volatile-lru"), "{refused:?}");
+    let forced = town.program.clone().set("redis.allow_evicting", "true");
+    let pod = forced.start("pod-2", &["serve", "--listen", "127.0.0.1:0"]);
+    until_ready(&pod);
+    pod.until_said("redis may delete tasks", NEVER);
+    set(redis, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    set(redis, &["CLIENT", "KILL", "TYPE", "normal"]);
+    pod.until_said("no longer deletes keys", NEVER);
+}
+
+/// The words by which the documentation makes a user that suffices, for a namespace and a user of its own.
+fn documented_user(namespace: &str, user: &str) -> Vec<String> {
+    let page = include_str!("../../docs/redis.md");
+    let line = page.lines().find(|line| line.trim().starts_with("ACL SETUSER ")).unwrap();
+    let words = line.trim().replace("{mh", &format!("{{{namespace}")).replace(">PASSWORD", ">pw");
+    words.replace("SETUSER minutehand", &format!("SETUSER {user}")).split(' ').map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_right_is_missing_or_taken_away() {
+    let town = town(&[]).await;
+    let redis = town.bed().server();
+    let namespace = town.bed().namespace();
+    let words = documented_user(namespace, "app");
+    set(redis, &words.iter().map(String::as_str).collect::<Vec<_>>());
+    let url = format!("redis+unix://app:pw@{}", redis.socket().display());
+    let program = town.program.clone().env("MINUTEHAND_REDIS", &url);
+    let submit = ["submit", "--queue", "flights", "--durability", "always"];
+    assert_eq!(program.run(&submit).code, Some(0));
+    set(redis, &["ACL", "SETUSER", "app", "-zadd", "-hincrby"]);
+    for words in [&["serve", "--listen", "127.0.0.1:0"][..], &submit] {
+        let ended = program.run(words);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        let expected = "redis does not permit HINCRBY, ZADD: the user's ACL lacks +hincrby +zadd";
+        assert!(ended.err.contains(expected), "{ended:?}");
+    }
+    set(redis, &["ACL", "SETUSER", "app", "+zadd", "+hincrby"]);
+    let pod = program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
+    let executor = program.start("ex-1", &["work", "--queue", "flights", "--discard"]);
+    town.until_members(1, 1).await;
+    until_ready(&pod);
+    set(redis, &["ACL", "SETUSER", "app", "-hset"]);
+    pod.until_said("redis does not permit HSET: the user's ACL lacks +hset", NEVER);
+    until("it to be not ready", NEVER, || {
+        let (status, found) = causes(&pod);
+        (status == 503 && found.iter().any(|cause| cause.contains("+hset"))).then_some(())
+    });
+    set(redis, &["ACL", "SETUSER", "app", "+hset", "resetkeys", "~other*"]);
+    let said = pod.until_said("lacks the key pattern", NEVER);
+    assert!(said.contains(&format!("it needs ~{{{namespace}.* and ~{{{namespace}:*")), "{said}");
+    let keys = [format!("~{{{namespace}.*"), format!("~{{{namespace}:*")];
+    set(redis, &["ACL", "SETUSER", "app", "resetkeys", &keys[0], &keys[1]]);
+    until_ready(&pod);
+    town.client.submit_batch(tasks(20, 100)).await.unwrap();
+    town.until_succeeded(21).await;
+    assert_eq!(program.run(&["check"]).code, Some(0));
+    for process in [&pod, &executor] {
+        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_clock_of_redis_leaps_ahead_and_back() {
+    let dir = Bed::own_server(Default::default()).await.unwrap();
+    let clock = match WrongClock::new(dir.server().dir(), "leap") {
+        Ok(clock) => clock,
+        Err(error) => {
+            println!("skipped: {error}");
+            return;
+        }
+    };
+    let options = ServerOptions { env: clock.env(), ..ServerOptions::default() };
+    let town = Town::of(Bed::own_server(options).await.unwrap(), &SETTINGS).await;
+    let pods = [town.pod("pod-1"), town.pod("pod-2")];
+    let executor = town.executor("ex-1", &["--exec", "sleep 0.4"]);
+    town.until_members(2, 1).await;
+    for (shift_ms, word) in [(30_000, "ahead"), (0, "back"), (-30_000, "behind"), (0, "ahead again")] {
+        let before = town.counts().await.0;
+        // Some run, some are due soon, when the clock leaps.
+        town.client.submit_batch(tasks(60, 1_500)).await.unwrap();
+        town.until("some run", |counts| counts.succeeded + counts.running >= before.succeeded + 5).await;
+        clock.shift_ms(shift_ms).unwrap();
+        let start = minutehand::clock::mono();
+        pods.iter().for_each(until_ready);
+        println!("leapt {word}: ready after {:?}", start.elapsed());
+    }
+    // What was due by a clock that was ahead waits until the right one is there.
+    let start = minutehand::clock::mono();
+    town.until("all are done", |counts| counts.is_quiet() && counts.succeeded == 240).await;
+    println!("all done {:?} after the last leap", start.elapsed());
+    let lives = town.lives().await;
+    assert_eq!(lives.len(), 240);
+    assert!(lives.values().all(|(_, accepted)| *accepted == 1));
+    // An offer that is older than its time by the new clock comes back, and is no failure; no lease lapsed for a leap.
+    let again = lives.values().filter(|(grants, _)| *grants > 1).count();
+    let mut tail = town.client.events();
+    loop {
+        let events = tail.next().await.unwrap();
+        if events.is_empty() {
+            break;
+        }
+        for event in events {
+            assert!(event.event != Move::Retried, "{event:?}");
+        }
+    }
+    println!("{again} were granted again");
+    let regressions: f64 =
+        pods.iter().filter_map(|pod| series(pod, "minutehand_server_clock_regressions_total")).sum();
+    assert!(regressions >= 1.0, "{regressions}");
+    town.check().await;
+    for process in pods.iter().chain([&executor]) {
+        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    }
+}

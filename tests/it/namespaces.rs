@@ -1,0 +1,69 @@
+//! Two namespaces in one server: neither sees the other, and one goes without the other.
+
+use minutehand::client::{Client, Due, NewTask};
+use minutehand::executor::Executor;
+use minutehand::model::{Key, Namespace, QueueName};
+use minutehand::pod::{Pod, PodSettings};
+use minutehand::store::check::{CheckOptions, check};
+use minutehand::store::{At, Space};
+use minutehand::testing::bed::Bed;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_namespaces_neither_see_nor_hurt_each_other() {
+    let bed = Bed::own_server(Default::default()).await.unwrap();
+    // One name begins with the other.
+    let open = async |name: &str| {
+        Space::open(bed.store().await.unwrap(), Namespace::new(name).unwrap()).await.unwrap()
+    };
+    let (one, two) = (open("mh").await, open("mh-2").await);
+    let (client, other) = (Client::new(one.clone()), Client::new(two.clone()));
+    let queue = QueueName::new("q").unwrap();
+    let task = |key: &str| NewTask {
+        key: Some(Key::new(key.as_bytes().to_vec(), 0).unwrap()),
+        ..NewTask::to(queue.clone())
+    };
+    // The same key stands in both.
+    let first = client.submit(task("k")).await.unwrap();
+    let second = other.submit(task("k")).await.unwrap();
+    assert!(first.created && second.created);
+    assert!(client.get(second.id).await.unwrap().is_none() && other.get(first.id).await.unwrap().is_none());
+    let waits = NewTask { due: Due::In(3_600_000), ..NewTask::to(queue.clone()) };
+    other.submit(waits).await.unwrap();
+
+    // What runs in one takes nothing of the other, and what is frozen there is not here.
+    let stop = CancellationToken::new();
+    let pod = tokio::spawn(Pod::new(one.clone(), PodSettings::default()).run(stop.clone()));
+    let (ran, mut heard) = mpsc::unbounded_channel();
+    let executor = Executor::builder(one.clone()).handle("q", move |task, _| {
+        let ran = ran.clone();
+        async move {
+            ran.send(task.id).map_err(|_| anyhow::anyhow!("nobody hears"))?;
+            Ok(())
+        }
+    });
+    let executor = tokio::spawn(executor.build().unwrap().run(stop.clone()));
+    let ran = tokio::time::timeout(Duration::from_secs(20), heard.recv()).await.unwrap();
+    assert_eq!(ran, Some(first.id));
+    let (mine, theirs) = (client.status().await.unwrap(), other.status().await.unwrap());
+    assert_eq!(
+        (mine.pods.len(), mine.executors.len(), theirs.pods.len(), theirs.executors.len()),
+        (1, 1, 0, 0)
+    );
+    assert_eq!((theirs.counts.submitted, theirs.counts.pending), (2, 2));
+
+    // A namespace in which somebody works is not removed; one that is removed leaves nothing, and the other alone.
+    assert!(client.purge().await.unwrap_err().to_string().contains("stop them first"));
+    stop.cancel();
+    pod.await.unwrap().unwrap();
+    executor.await.unwrap().unwrap();
+    assert!(heard.try_recv().is_err());
+    assert!(client.purge().await.unwrap() > 10);
+    let keys = one.store().command("KEYS", At::Any, vec!["*".into()]).await.unwrap().array("KEYS").unwrap();
+    let names: Vec<String> = keys.into_iter().map(|key| key.text("KEYS").unwrap()).collect();
+    assert!(names.iter().all(|name| name.starts_with("{mh-2")), "{names:?}");
+    assert_eq!(other.status().await.unwrap().counts.pending, 2);
+    assert!(check(&two, CheckOptions::default()).await.unwrap().ok);
+}
