@@ -61,8 +61,8 @@ const fn peer(name: &'static str, version: &'static str, ingest_s: f64, slow: bo
 const PEERS: [Peer; 8] = [
     peer("minutehand", env!("CARGO_PKG_VERSION"), 0.03, false, Kind::Own),
     peer("bee-queue", "2.0.0", 0.06, false, Kind::Node("bee-queue", None)),
-    peer("bee-queue, debounce 1 ms", "2.0.0", 0.06, false, Kind::Node("bee-queue", Some("1"))),
-    peer("bullmq", "6.7.0", 0.12, false, Kind::Node("bullmq", None)),
+    peer("bee-queue at 1 ms", "2.0.0", 0.06, false, Kind::Node("bee-queue", Some("1"))),
+    peer("bullmq", "6.7.0", 0.3, false, Kind::Node("bullmq", None)),
     peer("apalis-redis", "1.0.0", 0.06, false, Kind::Crate),
     peer("sidekiq", "6.4.1", 0.06, false, Kind::Ruby),
     peer("dramatiq", "2.2.1", 0.9, true, Kind::Python("dramatiq_peer.py")),
@@ -87,6 +87,8 @@ const RUBY_PACKAGES: [&str; 11] = [
 ];
 /// Longest time of one producer or worker.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The role of a worker in the run for precision.
+const PRECISE: &str = "work precisely";
 /// Tasks a second of the run for precision.
 const RATE: usize = 2_000;
 
@@ -238,7 +240,12 @@ struct Running {
 impl Running {
     fn start(kind: &Kind, role: &str, numbers: &[i64]) -> Result<Self, Failure> {
         let mut command = program(kind)?;
-        command.arg(role).args(numbers.iter().map(i64::to_string));
+        if role == PRECISE {
+            // With a shorter poll its fetcher stalls for seconds where tasks fall due one by one.
+            command.env("APALIS_POLL_MS", "100");
+        }
+        let word = if role == PRECISE { "work" } else { role };
+        command.arg(word).args(numbers.iter().map(i64::to_string));
         let quiet = std::env::var_os("PEERS_LOUD").is_none();
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command.stderr(if quiet { Stdio::null() } else { Stdio::inherit() });
@@ -370,7 +377,7 @@ fn measure(peer: &Peer, args: &PeersArgs) -> Result<Figures, Failure> {
         let tasks = RATE * args.seconds;
         let mut redis = Redis::start(Door::Tcp)?;
         let port = redis.port()?;
-        let worker = Running::start(kind, "work", &[port, tasks as i64])?;
+        let worker = Running::start(kind, PRECISE, &[port, tasks as i64])?;
         worker.ready()?;
         let due = now_ms() + ahead(tasks);
         let span = args.seconds as i64 * 1_000;

@@ -152,7 +152,7 @@ pub async fn run_burst(report: &mut Report, door: Door, args: BurstArgs) -> Resu
         &rows,
     );
     if let Some(path) = args.picture {
-        let title = format!("{} tasks due within one second", args.tasks);
+        let title = format!("{} tasks due within one second", plot::number(args.tasks as f64));
         std::fs::write(path, plot::lines(&title, "ms after the first was due", "tasks", &curves))?;
     }
     report.add("burst", results.into());

@@ -74,6 +74,7 @@ pub const SCRIPTS: &[&str] = &[
     "queue.spread",
     "queue.freeze",
     "access.token",
+    "access.quota",
     "access.note",
     "access.notes",
     "queue.put",

@@ -33,7 +33,8 @@ fn step(most: f64, parts: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|round| round * ten).find(|round| *round >= raw).unwrap_or(raw)
 }
 
-fn number(value: f64) -> String {
+/// A number as people write it.
+pub fn number(value: f64) -> String {
     let text = if value.abs() >= 100.0 || value.fract() == 0.0 {
         format!("{value:.0}")
     } else {

@@ -96,6 +96,8 @@ pub enum Command {
     /// Tokens of the HTTP port: create, list, revoke
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Show or bound how many tasks the namespace may hold
+    Quota(QuotaArgs),
     /// Remove everything of the namespace for good
     Purge(PurgeArgs),
     /// Keys with which payloads are encrypted
@@ -327,6 +329,20 @@ Examples:
         #[arg(value_name = "ID")]
         id: String,
     },
+}
+
+/// Options of `quota`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Counted are tasks that have not ended. Clients look once a second, so it is passed by what they submit in one.
+Examples:
+  minutehand quota
+  minutehand quota --tasks 1000000
+  minutehand quota --tasks 0")]
+pub struct QuotaArgs {
+    /// At most so many; 0 for any number
+    #[arg(long, value_name = "N")]
+    pub tasks: Option<u64>,
 }
 
 /// Options of `purge`.

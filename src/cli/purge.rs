@@ -1,6 +1,6 @@
-//! `minutehand purge`.
+//! `minutehand quota` and `minutehand purge`: what a namespace may hold, and its end.
 
-use super::args::{Output, PurgeArgs};
+use super::args::{Output, PurgeArgs, QuotaArgs};
 use super::error::{CliError, Exit};
 use super::{connect, render};
 use crate::settings::Loaded;
@@ -16,5 +16,22 @@ pub async fn run(args: &PurgeArgs, loaded: &Loaded, output: Output) -> Result<Ex
     let removed = connect::client(loaded).await?.purge().await?;
     let value = json!({ "namespace": namespace, "removed_keys": removed });
     render::show(output, &value, |_| format!("namespace {namespace} is gone: {removed} keys"));
+    Ok(Exit::Ok)
+}
+
+/// Shows the quota, or sets it.
+pub async fn quota(args: &QuotaArgs, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
+    let client = connect::client(loaded).await?;
+    let most = match args.tasks {
+        Some(most) => {
+            client.note(&connect::who(), "quota.set", &loaded.settings.namespace, &most.to_string()).await?;
+            client.quota_set(Some(most).filter(|most| *most > 0)).await?
+        }
+        None => client.quota().await?,
+    };
+    render::show(output, &json!({ "tasks": most }), |_| match most {
+        Some(most) => format!("at most {most} tasks that have not ended"),
+        None => "any number of tasks".to_owned(),
+    });
     Ok(Exit::Ok)
 }

@@ -75,10 +75,11 @@ impl Client {
             return Err(FieldError::new("expires", Reason::OutOfRange, detail).into());
         }
         let space = self.space();
-        let (mut id, mut secret) = ([0; 8], [0; 32]);
+        let (mut id, mut secret) = ([0u8; TOKEN_ID_LEN / 2], [0u8; 32]);
         random(&mut id)?;
         random(&mut secret)?;
-        let id = URL_SAFE_NO_PAD.encode(id)[..TOKEN_ID_LEN].to_owned();
+        // Digits that nobody takes for an option or for the end of the id.
+        let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
         let text = TokenText { id: id.clone(), secret: URL_SAFE_NO_PAD.encode(secret) };
         let now = space.clock().now_ms();
         let record = TokenRecord {
@@ -98,7 +99,7 @@ impl Client {
                 let detail = format!("there are {} tokens; revoke some", limits::TOKENS_MAX);
                 Err(FieldError::new("name", Reason::TooMany, detail).into())
             }
-            // One in 2^60.
+            // One in 2^40.
             TokenAnswer::Taken => {
                 Err(FieldError::new("name", Reason::TooMany, "its id is taken; try again").into())
             }

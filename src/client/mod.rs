@@ -8,6 +8,7 @@ mod history;
 mod holds;
 mod query;
 mod queues;
+mod quota;
 mod stream;
 mod submit;
 
@@ -70,6 +71,14 @@ pub enum ClientError {
         /// What is missing.
         lacks: Shortfall,
     },
+    /// The namespace holds as many tasks as it may; nothing was changed.
+    #[error(
+        "the namespace holds as many tasks as its quota allows ({most}); try again when some have ended, or raise it"
+    )]
+    OverQuota {
+        /// The quota.
+        most: u64,
+    },
     /// A submit was repeated too late to tell whether its first sending arrived.
     #[error(
         "it is not known whether task {0} was created: its first sending got no answer for over two minutes; use an idempotency key to make this exact"
@@ -115,6 +124,7 @@ pub struct Client {
 struct Inner {
     space: Space,
     batcher: submit::Batcher,
+    quota: quota::QuotaWatch,
 }
 
 impl Client {
@@ -127,7 +137,7 @@ impl Client {
     /// A client on a space that is open already. Must be called within a tokio runtime.
     pub fn new(space: Space) -> Self {
         let batcher = submit::Batcher::start(space.clone());
-        Self { inner: Arc::new(Inner { space, batcher }), keys: None }
+        Self { inner: Arc::new(Inner { space, batcher, quota: quota::QuotaWatch::default() }), keys: None }
     }
 
     /// The same with keys: payloads are sealed before they leave, and opened when they are looked at.
@@ -151,6 +161,7 @@ impl Client {
     ///
     /// Safe to repeat by an idempotency key; a lost reply is asked for again within.
     pub async fn submit(&self, task: NewTask) -> Result<Submitted, ClientError> {
+        self.within_quota(1).await?;
         self.inner.batcher.submit(self.sealed(task)?).await
     }
 
@@ -162,13 +173,14 @@ impl Client {
         &self,
         tasks: Vec<NewTask>,
     ) -> Result<Vec<Result<Submitted, SubmitError>>, ClientError> {
+        self.within_quota(tasks.len()).await?;
         let tasks = tasks.into_iter().map(|task| self.sealed(task)).collect::<Result<_, _>>()?;
         submit::submit_batch(&self.inner.space, tasks).await
     }
 
     /// A stream of tasks with back-pressure, for large plans.
     pub fn stream(&self, settings: StreamSettings) -> SubmitStream {
-        SubmitStream::start(self.inner.space.clone(), self.keys.clone(), settings)
+        SubmitStream::start(self.clone(), settings)
     }
 
     /// Cancels a task. `who` and `cause` go into its history.

@@ -1,10 +1,8 @@
 //! A stream of tasks with back-pressure.
 
-use super::submit::{self, NewTask, SubmitError};
-use super::{ClientError, Submitted};
+use super::submit::{NewTask, SubmitError};
+use super::{Client, ClientError, Submitted};
 use crate::limits;
-use crate::model::seal::KeyRing;
-use crate::store::Space;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Semaphore;
@@ -66,8 +64,7 @@ type OnRefused = Arc<dyn Fn(u64, &SubmitError) + Send + Sync>;
 
 /// Takes tasks one by one and sends them in batches; pushing waits while too many are under way.
 pub struct SubmitStream {
-    space: Space,
-    keys: Option<Arc<KeyRing>>,
+    client: Client,
     settings: StreamSettings,
     buffer: Vec<NewTask>,
     bytes: usize,
@@ -79,12 +76,11 @@ pub struct SubmitStream {
 }
 
 impl SubmitStream {
-    pub(super) fn start(space: Space, keys: Option<Arc<KeyRing>>, settings: StreamSettings) -> Self {
+    pub(super) fn start(client: Client, settings: StreamSettings) -> Self {
         let batch = settings.batch.clamp(1, 10 * limits::BATCH_MAX_ROWS);
         let settings = StreamSettings { in_flight: settings.in_flight.clamp(1, 64), batch };
         Self {
-            space,
-            keys,
+            client,
             settings,
             buffer: Vec::with_capacity(batch),
             bytes: 0,
@@ -104,7 +100,6 @@ impl SubmitStream {
 
     /// Takes a task; waits while too many batches are under way. An error ends the stream.
     pub async fn push(&mut self, task: NewTask) -> Result<(), ClientError> {
-        let task = super::seal(&self.space, self.keys.as_deref(), task)?;
         self.bytes += task.payload.len() + 256;
         self.buffer.push(task);
         self.pushed += 1;
@@ -127,9 +122,9 @@ impl SubmitStream {
         let tasks = std::mem::replace(&mut self.buffer, Vec::with_capacity(self.settings.batch));
         self.bytes = 0;
         let first = self.pushed - tasks.len() as u64;
-        let (space, tally, hear) = (self.space.clone(), Arc::clone(&self.tally), self.on_refused.clone());
+        let (client, tally, hear) = (self.client.clone(), Arc::clone(&self.tally), self.on_refused.clone());
         self.running.spawn(async move {
-            let answers = submit::submit_batch(&space, tasks).await?;
+            let answers = client.submit_batch(tasks).await?;
             for (at, answer) in answers.iter().enumerate() {
                 tally.add(answer);
                 if let (Err(error), Some(hear)) = (answer, &hear) {

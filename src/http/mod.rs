@@ -18,6 +18,7 @@ pub mod health;
 mod new_task;
 mod poll;
 mod queues;
+mod quota;
 mod serve;
 mod status;
 mod tasks;
@@ -166,6 +167,7 @@ fn routes(api: &Api) -> (Router<Api>, OpenApi) {
         .routes(routes!(status::status))
         .routes(routes!(status::buckets))
         .routes(routes!(status::spread))
+        .routes(routes!(quota::show))
         .routes(routes!(status::pods))
         .routes(routes!(status::executors));
     let operate = OpenApiRouter::new()
@@ -180,6 +182,7 @@ fn routes(api: &Api) -> (Router<Api>, OpenApi) {
         .routes(routes!(tokens::list))
         .routes(routes!(tokens::create))
         .routes(routes!(tokens::revoke))
+        .routes(routes!(quota::set))
         .routes(routes!(tokens::notes));
     // What takes its time has bounds of its own.
     let work = OpenApiRouter::new()

@@ -17,7 +17,7 @@ use utoipa::{IntoParams, ToSchema};
 /// A token without its secret.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(example = json!({
-    "id": "q0Zk3vLx9A", "name": "ci", "roles": ["submit"], "queues": ["mail", "push.*"],
+    "id": "5be07a11c9", "name": "ci", "roles": ["submit"], "queues": ["mail", "push.*"],
     "created": "2026-12-01T08:30:00Z", "created_by": "cli:ann"
 }))]
 pub(super) struct TokenView {

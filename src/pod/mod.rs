@@ -1,6 +1,6 @@
 //! A pod: one stateless scheduler among any number.
 //!
-//! [`membership`] says who lives, [`ownership`] which buckets are ours, [`scheduler`] claims what is
+//! [`membership`] says who lives, `ownership` which buckets are ours, [`scheduler`] claims what is
 //! due in each of them, [`dispatch`] routes it and puts it into the executors' inboxes. Nothing here
 //! must survive: a pod that dies loses its permits after their time, and its grants come back.
 //!

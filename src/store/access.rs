@@ -100,6 +100,17 @@ pub async fn tokens(space: &Space) -> Result<Vec<TokenRecord>, StoreError> {
     Ok(call(space, b"", "", b"").await?.map(|(_, tokens)| tokens).unwrap_or_default())
 }
 
+/// How many tasks that have not ended the namespace may hold; `set` changes it, 0 takes it away.
+pub async fn quota(space: &Space, set: Option<u64>) -> Result<Option<u64>, StoreError> {
+    let mut args = space.args(2, 32);
+    match set {
+        Some(most) => args.number(most),
+        None => args.bytes(b""),
+    };
+    let mut fields = space.call(&script::QUOTA, &room(space), args).await?.ok()?;
+    Ok(u64::try_from(fields.int("most tasks")?).ok().filter(|most| *most > 0))
+}
+
 /// Wakes when a token was made or dropped.
 pub fn token_news(space: &Space) -> Subscription {
     space.store().subscribe(room(space).key("new"))

@@ -70,6 +70,7 @@ scripts! {
     DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
     FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
     TOKEN = "access.token" "allow-oom" [] "access/token";
+    QUOTA = "access.quota" "allow-oom" [] "access/quota";
     NOTE = "access.note" "allow-oom" [] "access/note";
     NOTES = "access.notes" "no-writes" [] "access/notes";
     PUT = "queue.put" "allow-oom" [] "queue/put";

@@ -427,6 +427,25 @@ async fn the_document_tells_every_route_and_is_compressed() {
 }
 
 #[tokio::test]
+async fn a_namespace_over_its_quota_takes_no_more() {
+    let door = Door::open().await;
+    let put = async |body: Value| {
+        let request = door.ask(Method::PUT, "/v1/quota").header("content-type", "application/json");
+        told(request.body(body.to_string()).send().await.unwrap()).await
+    };
+    assert_eq!(door.get("/v1/quota").await, (200, json!({"tasks": null})));
+    assert_eq!(put(json!({"tasks": 1})).await, (200, json!({"tasks": 1})));
+    door.submit(json!({"queue": "q", "in_ms": 60_000})).await;
+    let refused = door.ask(Method::POST, "/v1/tasks").header("content-type", "application/json");
+    let refused = refused.body(r#"{"queue":"q"}"#).send().await.unwrap();
+    assert_eq!(refused.headers()["retry-after"], "10");
+    assert_eq!(problem(&told(refused).await), (429, "over_quota", ""));
+    assert_eq!(problem(&put(json!({"tasks": 10_000_000_000_000u64})).await), (422, "out_of_range", "tasks"));
+    assert_eq!(put(json!({"tasks": null})).await, (200, json!({"tasks": null})));
+    door.submit(json!({"queue": "q", "in_ms": 60_000})).await;
+}
+
+#[tokio::test]
 async fn a_freeze_is_seen_and_thawed() {
     let door = Door::open().await;
     assert_eq!(problem(&door.post("/v1/freeze", json!({})).await), (422, "missing", "queue"));

@@ -1,6 +1,6 @@
 //! Two namespaces in one server: neither sees the other, and one goes without the other.
 
-use minutehand::client::{Client, Due, NewTask};
+use minutehand::client::{Client, ClientError, Due, NewTask};
 use minutehand::executor::Executor;
 use minutehand::model::{Key, Namespace, QueueName};
 use minutehand::pod::{Pod, PodSettings};
@@ -66,4 +66,31 @@ async fn two_namespaces_neither_see_nor_hurt_each_other() {
     assert!(names.iter().all(|name| name.starts_with("{mh-2")), "{names:?}");
     assert_eq!(other.status().await.unwrap().counts.pending, 2);
     assert!(check(&two, CheckOptions::default()).await.unwrap().ok);
+}
+
+#[tokio::test]
+async fn a_full_namespace_takes_no_more_and_says_so() {
+    let bed = Bed::shared().await.unwrap();
+    let space =
+        Space::open(bed.store().await.unwrap(), Namespace::new(bed.namespace()).unwrap()).await.unwrap();
+    let client = Client::new(space.clone());
+    let task = || NewTask { due: Due::In(3_600_000), ..NewTask::to(QueueName::new("q").unwrap()) };
+    assert_eq!((client.quota().await.unwrap(), client.quota_set(Some(10)).await.unwrap()), (None, Some(10)));
+    let ids: Vec<_> = client
+        .submit_batch((0..10).map(|_| task()).collect())
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|done| done.unwrap().id)
+        .collect();
+    assert!(matches!(client.submit(task()).await, Err(ClientError::OverQuota { most: 10 })));
+    let other = Client::new(space);
+    assert!(matches!(other.submit(task()).await, Err(ClientError::OverQuota { most: 10 })));
+    assert_eq!(client.status().await.unwrap().counts.submitted, 10);
+    // Room comes when tasks end, or with a larger quota.
+    client.cancel(ids[0], "t", "").await.unwrap();
+    assert_eq!(client.quota_set(Some(10)).await.unwrap(), Some(10));
+    client.submit(task()).await.unwrap();
+    assert_eq!(client.quota_set(None).await.unwrap(), None);
+    client.submit(task()).await.unwrap();
 }
