@@ -15,6 +15,7 @@ mod own;
 mod paced;
 mod peers;
 mod precision;
+mod route;
 mod scale;
 mod size;
 mod worker;
@@ -73,6 +74,8 @@ enum Bench {
     Fleet(scale::FleetArgs),
     /// Allocations, processor time, calls and bytes on the wire of a task.
     Cost(scale::CostArgs),
+    /// Choosing an executor, by policy, and web calls.
+    Route(route::RouteArgs),
     /// Other schedulers on the same work; installs them under target/peers/.
     Peers(peers::PeersArgs),
     /// Ourselves as a peer.
@@ -274,6 +277,7 @@ fn main() -> Result<(), Failure> {
             Bench::Hot(args) => scale::run_hot(&mut report, door, args).await?,
             Bench::Fleet(args) => scale::run_fleet(&mut report, door, args).await?,
             Bench::Cost(args) => scale::run_cost(&mut report, door, args).await?,
+            Bench::Route(args) => route::run(&mut report, args).await?,
             Bench::Peers(args) => peers::run(&mut report, &args)?,
             Bench::Worker(_) | Bench::Own(_) => {}
             Bench::All => {

@@ -32,6 +32,7 @@
 //! | `counts` | HASH | counters of the conservation law, ripe backlog, deficits |
 //! | `lag:<minute>` | HASH | start − due, as a histogram; ends by itself after 10 minutes |
 //! | `lock` | HASH | pod → permit, until, planned wake-up |
+//! | `mark:<id>` | HASH | what handlers keep for a task: progress, checkpoint, steps done; ends by itself after a week |
 //! | `last:<pod>` | STRING | call id and grants of the pod's last claim |
 //!
 //! | other tag | keys | content |
@@ -42,6 +43,7 @@
 //! | `<namespace>:access` | `tokens` (HASH), `notes` (STREAM), `new` (channel) | tokens of the HTTP port, what operators did |
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
+//! | `<namespace>:executors` | `lost`, `drained` (SET) | whose inbox is still to be looked after; who is to be given nothing |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
 
@@ -138,6 +140,8 @@ pub enum Kind {
     Lock,
     /// `last:…`
     Last,
+    /// `mark:…`
+    Mark,
 }
 
 impl Kind {
@@ -181,6 +185,7 @@ impl Kind {
             ("recent", Some(rest)) if number(rest) => Self::Recent,
             ("lag", Some(rest)) if number(rest) => Self::Lag,
             ("dead", Some(rest)) if TaskId::from_bytes(rest.as_bytes()).is_some() => Self::Letter,
+            ("mark", Some(rest)) if TaskId::from_bytes(rest.as_bytes()).is_some() => Self::Mark,
             ("last", Some(rest)) if !rest.is_empty() => Self::Last,
             _ => return None,
         })
@@ -200,7 +205,7 @@ impl Kind {
             | Self::Timer
             | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
-            Self::Letter | Self::Counts | Self::Lag | Self::Lock => "hash",
+            Self::Letter | Self::Mark | Self::Counts | Self::Lag | Self::Lock => "hash",
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
             Self::Parked => "set",
             Self::Events => "stream",
@@ -220,7 +225,7 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 11] = [
+pub const ROOM_KEYS: [(&str, &str); 13] = [
     ("tokens", "hash"),
     ("notes", "stream"),
     ("frozen", "hash"),
@@ -229,6 +234,8 @@ pub const ROOM_KEYS: [(&str, &str); 11] = [
     ("spread", "hash"),
     ("records", "hash"),
     ("seen", "zset"),
+    ("lost", "set"),
+    ("drained", "set"),
     ("slots", "hash"),
     ("inbox", "list"),
     ("urgent", "list"),
@@ -244,6 +251,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
             | ("freeze", "frozen")
             | ("access", "tokens" | "notes")
             | ("pods" | "executors", "records" | "seen")
+            | ("executors", "lost" | "drained")
             | ("queues", "records")
             | ("x", "slots" | "inbox" | "urgent")
     );

@@ -4,6 +4,7 @@ pub mod cli;
 pub mod client;
 pub mod clock;
 pub mod dev;
+pub mod embed;
 pub mod executor;
 pub mod http;
 pub mod keys;
@@ -16,3 +17,4 @@ pub mod store;
 pub mod telemetry;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod webhook;

@@ -31,8 +31,11 @@ pub const SINGLE_MAX_ROWS: usize = 250;
 pub const ACK_MAX_WEIGHT: usize = 500;
 /// Weight of an outcome that sets its task back or buries it: about 40 µs with a long error text.
 pub const ACK_FAILURE_WEIGHT: usize = 4;
-/// Most bytes in one submit or claim: keeps one call from holding Redis's network buffers.
+/// Most bytes in one submit: keeps one call from holding Redis's network buffers.
 pub const BATCH_MAX_BYTES: usize = 4 << 20;
+/// Most bytes of one claim, offer or take, unless it is a single task: what Lua answers costs 2.6 ms a MiB, and they shall
+/// take less than 10 ms. An inbox is taken by the average size of what lies in it, so a take is about as large.
+pub const CALL_MAX_BYTES: usize = 2 << 20;
 /// Most ids moved from due sets into lanes by one claim.
 pub const RIPEN_MAX_ROWS: usize = 2_000;
 /// Most due sets one claim looks into.
@@ -196,6 +199,27 @@ pub const CAUSE_MAX_BYTES: usize = 256;
 /// Longest address of a webhook.
 pub const URL_MAX_BYTES: usize = 2_048;
 
+/// Longest exchange of a web call, unless the task's own time-out is shorter.
+pub const WEBHOOK_TIMEOUT_MS: i64 = 10_000;
+/// Bytes of an answer to a web call that are kept: outcomes of a thousand tasks.
+pub const WEBHOOK_ANSWER_MAX_BYTES: usize = 256 << 10;
+/// Hosts whose calls are counted at a time; idle ones are forgotten.
+pub const WEBHOOK_HOSTS_MAX: usize = 1_024;
+/// A wait asked for by a server beyond this is cut; it may ask again.
+pub const WEBHOOK_RETRY_AFTER_MAX_MS: i64 = 3_600_000;
+
+/// Bytes that handlers may keep for one task.
+pub const MARK_MAX_BYTES: usize = 256 << 10;
+/// Parts in which they may be kept: progress, checkpoint, and steps that are done.
+pub const MARK_FIELDS_MAX: usize = 64;
+/// What is kept for a task that nobody touches goes after this long: as long as dead letters stay.
+pub const MARK_KEEP_MS: i64 = DEAD_KEEP_MS;
+/// Longest text of a progress.
+pub const PROGRESS_TEXT_MAX_CHARS: usize = 200;
+
+/// Most routing decisions that a pod keeps with their inputs; one among 256 executors has some 30 KB.
+pub const ROUTE_SAMPLE_MAX: u32 = 10_000;
+
 /// Most task slots of one executor.
 pub const SLOTS_MAX: usize = 10_000;
 /// Largest journal of an executor; one that cannot be kept below is switched off. All that may be open at once,
@@ -235,6 +259,7 @@ const _: () = assert!(BATCH_MAX_ROWS * 2 < 7_000, "a batch of pairs must fit Lua
 const _: () = assert!(ACK_MAX_WEIGHT <= BATCH_MAX_ROWS && SINGLE_MAX_ROWS <= BATCH_MAX_ROWS);
 const _: () = assert!(LOST_AFTER_MS >= 3 * HEARTBEAT_MS, "two lost heartbeats must not kill");
 const _: () = assert!(POLL_MS < LOCK_MS, "a sleeping pod must wake up before its permit ends");
+const _: () = assert!(CALL_MAX_BYTES <= BATCH_MAX_BYTES && PAYLOAD_MAX_BYTES + 4_096 <= CALL_MAX_BYTES);
 const _: () = assert!(PAYLOAD_MAX_BYTES + 4_096 <= BATCH_MAX_BYTES, "one full payload must fit in a batch");
 const _: () = assert!(IMPORT_ROW_MAX_BYTES >= 2 * PAYLOAD_MAX_BYTES, "a full payload may double by quoting");
 const _: () =

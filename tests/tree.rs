@@ -40,17 +40,19 @@ fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
 // ---- modules ----
 
 /// The modules, lowest first: each may use those before it.
-const ORDER: [&str; 16] = [
+const ORDER: [&str; 18] = [
     "limits",
     "clock",
     "metric",
     "model",
     "keys",
+    "webhook",
     "codec",
     "store",
     "pod",
     "executor",
     "client",
+    "embed",
     "http",
     "dev",
     "settings",

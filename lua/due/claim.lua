@@ -3,7 +3,7 @@
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 pod  3 permit (16)  4 call id (16)  5 nonce (10)  6 limit  7 limit of P2 to P5
 --         8 bytes  9 holders  10 lock_ms  11 dispatch_ms  12 lease_ms  13 now expected by the caller, or ""
---         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights
+--         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights: a number, or number + ms after which it doubles, and ;group weight for each queue with one of its own
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
 --         27 look-ahead ms: what is due so soon is granted too, if all of it may go
 --         28 n, n × (group, quota, quota)  then the signature of the frozen plans and their names
@@ -395,7 +395,8 @@ local pool, taken, truncated, lanes, order, bound
 local function look(timed, until_ms)
   -- Without times it only looks whether all may go straight through: twice as far as that can be.
   local most = (timed or limit >= RIPEN / 2) and RIPEN or (limit > RIPEN / 8 and 2 * limit or RIPEN / 4)
-  local budget, left = ready < RIPEN and most or (limit > 100 and limit or 100), #sets
+  -- Whatever waits already: what is due later must not wait behind it until all of it has had its turn.
+  local budget, left = most, #sets
   if limit == 0 then budget = 0 end
   pool, taken, truncated, lanes, order, bound = {}, {}, false, {}, {}, {}
   local step = timed and 2 or 1
@@ -549,6 +550,24 @@ else
   end
   local bytes, turn = tonumber(ARGV[8]), tonumber(call('HGET', counts, 'turn') or 0)
   local rings, weights, sum = {}, {}, 0
+  -- A priority weighs what its lanes do on average, since a queue may have weights of its own, and more the longer
+  -- its oldest task has waited for its turn, up to sixteenfold.
+  local function weigh(p, ring)
+    local base, age, own = string.match(ARGV[18 + p], '^(%d+)%+(%d+)(.*)$')
+    if not base then return tonumber(ARGV[18 + p]) end
+    local mine, oldest, all = {}, now, 0
+    for group, weight in string.gmatch(own, ';(...)(%d+)') do mine[group] = tonumber(weight) end
+    age = tonumber(age)
+    for _, l in ipairs(ring) do
+      l.weight = mine[l.group] or tonumber(base)
+      all = all + l.weight
+      local head = age > 0 and call('ZRANGE', P .. 'ready:' .. l.lane, 0, 0, 'WITHSCORES')
+      if head and head[2] and tonumber(head[2]) < oldest then oldest = tonumber(head[2]) end
+    end
+    ring.weight = all
+    local times = age > 0 and 1 + floor((now - oldest) / age) or 1
+    return all / #ring * (times > 16 and 16 or times)
+  end
   for p = 0, 5 do
     local ring = {}
     for _, lane in ipairs(call('ZRANGE', P .. 'ring:' .. p, 0, LANES - 1)) do
@@ -569,7 +588,7 @@ else
     end
     rings[p] = ring
     if #ring > 0 then
-      weights[p] = tonumber(ARGV[18 + p])
+      weights[p] = weigh(p, ring)
       sum = sum + weights[p]
     end
   end
@@ -637,7 +656,8 @@ else
       local chunk, before = math.ceil(want / #ring), want
       for _, l in ipairs(ring) do
         if want <= 0 then break end
-        local m = take(l, chunk < want and chunk or want)
+        local mine = l.weight and math.ceil(before * l.weight / ring.weight) or chunk
+        local m = take(l, mine < want and mine or want)
         want, served = want - m, served + m
       end
       if want == before then break end

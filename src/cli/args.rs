@@ -85,6 +85,9 @@ pub enum Command {
     /// Queues: list, show, set, pause, resume
     #[command(subcommand)]
     Queue(super::queue::QueueCommand),
+    /// Executors: list, show, drain, resume
+    #[command(subcommand)]
+    Executor(super::executor::ExecutorCommand),
     /// Tell a task's whole life, with causes
     Trace(IdArgs),
     /// Dead letters: list, show, redrive, delete
@@ -426,15 +429,21 @@ pub struct WorkArgs {
     /// Queue to take tasks from; may be given several times
     #[arg(long, required = true, value_name = "NAME")]
     pub queue: Vec<String>,
-    /// Tasks that run at the same time [default: 32]
+    /// Tasks that run at the same time [default: what suits --kind]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub slots: Option<u32>,
+    /// What tasks spend their time with: io, 8 slots for each processor, or cpu, one for each and one more [default: io]
+    #[arg(long, value_name = "KIND")]
+    pub kind: Option<String>,
     /// Run this command for each task
     #[arg(long, value_name = "CMD")]
     pub exec: Option<String>,
     /// Send each task to this address (POST); a status from 200 to 299 is a success
     #[arg(long, value_name = "URL")]
     pub http: Option<String>,
+    /// With --http: send up to so many tasks in one call, as JSON
+    #[arg(long, value_name = "N", conflicts_with_all = ["exec", "discard"], value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub batch: Option<u32>,
     /// Succeed at once; tasks still pass inbox, start and ack
     #[arg(long)]
     pub discard: bool,
@@ -526,9 +535,18 @@ pub struct SubmitArgs {
     /// Time-outs, and how safe it must be.
     #[command(flatten)]
     pub care: CareArgs,
-    /// Label an executor must have; may be given several times
+    /// Label an executor must have, such as gpu or zone=a; may be given several times
     #[arg(long, value_name = "LABEL")]
     pub label: Vec<String>,
+    /// How long it is thought to run, such as 200ms; by this executors are chosen [default: its queue's average]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub cost: Option<String>,
+    /// Web address that is called to have it done (POST), by a pod
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// Tasks with the same key go to the same executor, where their queue is routed by consistent_hash
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
+    pub routing_key: Option<String>,
     /// Plan it belongs to: all tasks of a plan can be frozen as one
     #[arg(long, value_name = "NAME")]
     pub plan: Option<String>,
@@ -677,9 +695,10 @@ impl Command {
         let flag = |name, key, value: Option<String>| value.map(|value| Flag { name, key, value });
         match self {
             Self::Dev(DevArgs { port, .. }) | Self::Serve(ServeArgs { port }) => port.flags(),
-            Self::Work(WorkArgs { slots, journal, listen, .. }) => [
+            Self::Work(WorkArgs { slots, kind, journal, listen, .. }) => [
                 flag("--listen", "executor.listen", listen.clone()),
                 flag("--slots", "executor.slots", slots.map(|n| n.to_string())),
+                flag("--kind", "executor.kind", kind.clone()),
                 flag("--journal", "executor.journal", journal.clone()),
             ]
             .into_iter()
@@ -736,6 +755,13 @@ mod tests {
             "minutehand submit --queue Q --start-before 5m",
             "minutehand import f.csv --queue Q --timeout 30s --durability always",
             "minutehand work --queue Q --discard --journal /var/lib/mh/journal",
+            "minutehand work --queue Q --discard --kind cpu",
+            "minutehand submit --queue Q --label gpu --label zone=a --cost 200ms --routing-key K",
+            "minutehand submit --queue Q --url https://example.com/hook",
+            "minutehand work --queue Q --http http://x/ --batch 100",
+            "minutehand executor list",
+            "minutehand executor drain ex-1 --output json",
+            "minutehand executor replay routes.ndjson",
             "minutehand cancel ID",
             "minutehand reschedule ID --in 5m",
             "minutehand status --output json",
@@ -755,6 +781,7 @@ mod tests {
             "minutehand work --queue Q",
             "minutehand work --discard",
             "minutehand work --queue Q --discard --exec true",
+            "minutehand work --queue Q --discard --batch 5",
             "minutehand submit --in 5s",
             "minutehand submit --queue Q --in 5s --at 2026-12-24T18:00:00Z",
             "minutehand import f.csv",

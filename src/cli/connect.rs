@@ -3,11 +3,13 @@
 use super::dev;
 use super::error::CliError;
 use crate::client::{Client, ClientError, ClientSettings, NewTask, SubmitError};
+use crate::executor::WebhookSettings;
 use crate::limits;
 use crate::model::seal::KeyRing;
 use crate::model::{Namespace, QueueName, Retry};
 use crate::settings::{Loaded, Settings, Span};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
+use crate::webhook::{Allowed, Keys, SenderSettings};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,6 +129,28 @@ pub fn task(settings: &Settings, queue: QueueName) -> Result<NewTask, CliError> 
         expire_after_ms: some(defaults.expire_after),
         durability: defaults.durability.parse()?,
         ..NewTask::to(queue)
+    })
+}
+
+/// How web calls are made.
+pub fn webhook(settings: &Settings) -> Result<WebhookSettings, CliError> {
+    let webhook = &settings.webhook;
+    let keys = match webhook.keys.as_os_str().is_empty() {
+        true => Keys::default(),
+        false => Keys::read(&webhook.keys)?,
+    };
+    Ok(WebhookSettings {
+        sender: SenderSettings {
+            timeout: webhook.timeout.duration(),
+            keys,
+            allowed: Allowed::read(&webhook.allow)?,
+            redirects: webhook.redirects as usize,
+            per_host: webhook.per_host as usize,
+            ..SenderSettings::default()
+        },
+        batch: webhook.batch as usize,
+        retry_refused: webhook.retry_refused,
+        ..WebhookSettings::default()
     })
 }
 

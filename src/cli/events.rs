@@ -48,7 +48,12 @@ pub async fn trace(args: &IdArgs, loaded: &Loaded, output: Output) -> Result<Exi
             let due = task.due.map(|due| format!(", due {due}")).unwrap_or_default();
             lines.push(match &task.held {
                 Some(why) => format!("now held: {}{due}", render::safe(why)),
-                None => format!("now {}{due}", task.view),
+                None => match &task.unserved {
+                    Some(why) => {
+                        format!("now {}, and nobody takes it: {}{due}", task.view, render::safe(why))
+                    }
+                    None => format!("now {}{due}", task.view),
+                },
             });
         }
         lines.join("\n")

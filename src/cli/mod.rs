@@ -10,6 +10,7 @@ mod demo;
 pub mod dev;
 pub mod error;
 mod events;
+pub mod executor;
 mod freeze;
 mod get;
 pub mod import;
@@ -134,6 +135,7 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
         Command::Freeze(args) => freeze::run(args, true, loaded, output).await,
         Command::Thaw(args) => freeze::run(args, false, loaded, output).await,
+        Command::Executor(command) => executor::run(command, loaded, output).await,
         Command::Queue(command) => queue::run(command, loaded, output).await,
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,

@@ -84,7 +84,8 @@ pub struct QueueSet {
     /// Address that is told of dead letters
     #[arg(long, value_name = "URL")]
     pub owner: Option<String>,
-    /// How an executor is chosen
+    /// How an executor is chosen: least_cost, first, last, round_robin, random, consistent_hash, least_frequent,
+    /// least_recent, failover, busy_over, broadcast
     #[arg(long, value_name = "POLICY")]
     pub routing: Option<String>,
 }

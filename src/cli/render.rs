@@ -1,6 +1,7 @@
 //! How results are shown: tables for people, JSON for machines, and payloads that cannot do harm.
 
 use super::args::Output;
+pub use crate::model::base64::{decode as unbase64, encode as base64};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde_json::{Map, Value};
 use std::io::Write;
@@ -119,45 +120,6 @@ pub fn payload_line(payload: &[u8]) -> String {
     let hex: Vec<String> = payload.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
     let more = if payload.len() > 32 { " …" } else { "" };
     format!("{} bytes: {}{more}", grouped(payload.len() as u64), hex.join(" "))
-}
-
-/// Bytes as base64 (RFC 4648, with padding).
-pub fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for part in bytes.chunks(3) {
-        let word =
-            part.iter().enumerate().fold(0u32, |word, (at, byte)| word | (u32::from(*byte) << (16 - 8 * at)));
-        for at in 0..4 {
-            let digit = DIGITS[(word >> (18 - 6 * at)) as usize & 63];
-            out.push(if at <= part.len() { char::from(digit) } else { '=' });
-        }
-    }
-    out
-}
-
-/// Bytes of base64, if it is any.
-pub fn unbase64(text: &str) -> Option<Vec<u8>> {
-    let body = text.trim_end_matches('=');
-    let mut out = Vec::with_capacity(body.len() * 3 / 4);
-    let (mut word, mut bits) = (0u32, 0);
-    for byte in body.bytes() {
-        let digit = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        word = (word << 6) | u32::from(digit);
-        bits += 6;
-        if bits >= 8 {
-            bits -= 8;
-            out.push((word >> bits) as u8);
-        }
-    }
-    Some(out)
 }
 
 /// A plain text of a JSON value: numbers grouped, strings without quotes, nothing for null.
@@ -427,7 +389,6 @@ pub fn bytes(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use serde_json::json;
 
     #[test]
@@ -450,18 +411,6 @@ mod tests {
         assert_eq!(payload_line(b"\x81\xa1a\x01"), r#"{"a":1}"#);
         assert_eq!(payload_line(b""), "(empty)");
         assert_eq!(payload_line(&[0xff; 40]), format!("40 bytes: {} …", vec!["ff"; 32].join(" ")));
-    }
-
-    proptest! {
-        #[test]
-        fn base64_comes_back(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
-            prop_assert_eq!(unbase64(&base64(&bytes)), Some(bytes));
-        }
-    }
-
-    #[test]
-    fn base64_is_that_of_the_standard() {
-        assert_eq!([&b""[..], b"f", b"fo", b"foo"].map(base64), ["", "Zg==", "Zm8=", "Zm9v"]);
     }
 
     #[test]

@@ -4,7 +4,9 @@ use super::error::{CliError, Exit};
 use super::{connect, render, signal};
 use crate::client::Client;
 use crate::clock;
+use crate::embed::house::House;
 use crate::http::{self, Api, Door, Ops};
+use crate::model::queue::Weights;
 use crate::model::{Namespace, QueueName};
 use crate::pod::ready::Readiness;
 use crate::pod::{Pod, PodSettings};
@@ -19,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 /// A pod with its HTTP port, not yet running.
 pub struct Served {
     pod: Pod,
+    house: House,
     client: Client,
     listener: TcpListener,
     /// Where HTTP is answered.
@@ -68,16 +71,26 @@ pub async fn prepare(
     };
     let listener = listen(wanted).await?;
     let http = listener.local_addr().unwrap_or(wanted);
+    let record = Some(settings.pod.route_record.clone()).filter(|path| !path.as_os_str().is_empty());
     let pod = PodSettings {
         listen: http.to_string(),
         lock_ms: settings.pod.lock.ms(),
         poll_ms: settings.pod.poll.ms(),
         dispatch_ms: settings.defaults.dispatch_timeout.ms(),
         gather_max_ms: settings.pod.gather.ms().unsigned_abs(),
+        weights: settings.pod.weights.parse::<Weights>()?.0,
+        routing: settings.pod.routing,
+        ageing_ms: settings.pod.ageing.ms(),
+        route_sample: if record.is_some() { settings.pod.route_sample as usize } else { 0 },
+        route_record: record,
         look_ahead_ms: settings.pod.look_ahead.ms(),
         ..PodSettings::default()
     };
-    Ok(Served { pod: Pod::new(space, pod), client, listener, http, metrics, door, tls })
+    let webhook = connect::webhook(settings)?;
+    let pod = Pod::new(space.clone(), pod);
+    let house = House::new(space, pod.id(), webhook)
+        .map_err(|error| CliError::usage("webhook", error.to_string()))?;
+    Ok(Served { pod, house, client, listener, http, metrics, door, tls })
 }
 
 impl Served {
@@ -99,7 +112,13 @@ impl Served {
             tokio::spawn(telemetry::keep_metrics(handle, settings.metrics.upkeep.duration(), ended.clone()))
         });
         tracing::info!(http = %self.http, "serving /v1, /docs, /metrics, /healthz and /readyz");
+        let at_home = tokio::spawn(self.house.run(stop.clone()));
         let result = self.pod.run(stop).await;
+        match at_home.await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the executor beside the pod ended with an error"),
+            Err(error) => tracing::warn!(%error, "the executor beside the pod broke off"),
+        }
         ended.cancel();
         match web.await {
             Ok(Ok(())) => {}

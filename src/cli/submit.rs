@@ -6,14 +6,23 @@ use super::input::{When, payload, when};
 use super::{connect, render};
 use crate::client::{Due, NewTask};
 use crate::limits;
-use crate::model::{Key, Labels, PlanName, QueueName};
+use crate::model::slice::parse_duration_ms;
+use crate::model::spec::Extras;
+use crate::model::{FieldError, Key, Labels, PlanName, QueueName, Reason};
 use crate::settings::Loaded;
 
 /// Makes a task of options. Everything is checked before Redis is asked.
 pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
     let key =
         args.key.as_ref().map(|key| Key::new(key.clone().into_bytes(), limits::KEY_WINDOW_MS)).transpose()?;
+    let extras = Extras {
+        cost_ms: args.cost.as_deref().map(cost).transpose()?,
+        routing_key: args.routing_key.clone(),
+        url: args.url.clone(),
+        ..Extras::default()
+    };
     Ok(NewTask {
+        extras,
         labels: Labels::new(&args.label)?,
         priority: args.priority.parse()?,
         due: due(when(&args.due)?),
@@ -21,6 +30,13 @@ pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
         plan: args.plan.as_deref().map(PlanName::new).transpose()?,
         payload: payload(&args.payload)?,
         ..connect::task(&loaded.settings, QueueName::new(&args.queue)?)?
+    })
+}
+
+fn cost(text: &str) -> Result<u32, FieldError> {
+    let ms = parse_duration_ms("cost", text)?;
+    u32::try_from(ms).map_err(|_| {
+        FieldError::new("cost", Reason::OutOfRange, format!("{ms} ms must lie between 0 and 49 days"))
     })
 }
 

@@ -3,11 +3,12 @@
 use super::args::{Output, WorkArgs};
 use super::error::{CliError, Exit};
 use super::{connect, render, serve, signal};
-use crate::executor::{self, Executor, ExecutorError, ExecutorSettings};
+use crate::executor::{self, Executor, ExecutorError, ExecutorSettings, Webhook};
 use crate::http::{self, Ops};
 use crate::model::{Labels, QueueName};
 use crate::settings::Loaded;
 use crate::telemetry;
+use crate::webhook::Allowed;
 use std::net::SocketAddr;
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -18,6 +19,7 @@ fn settings(args: &WorkArgs, loaded: &Loaded) -> ExecutorSettings {
     ExecutorSettings {
         name: args.name.clone().unwrap_or_default(),
         slots: executor.slots,
+        kind: executor.kind,
         urgent_slots: executor.urgent_slots,
         prefetch: executor.prefetch,
         labels: args.label.clone(),
@@ -67,9 +69,14 @@ pub async fn run(args: &WorkArgs, loaded: &Loaded, output: Output) -> Result<Exi
         builder = match (&args.exec, &args.http) {
             (Some(command), _) => builder.handle(queue, executor::exec(command.clone())),
             (None, Some(url)) => {
-                let handler =
-                    executor::http(url).map_err(|error| CliError::usage("http", error.to_string()))?;
-                builder.handle(queue, handler)
+                let mut settings = connect::webhook(&loaded.settings)?;
+                // Where the operator says himself where tasks go, it may be inside.
+                settings.sender.allowed = Allowed::All;
+                (settings.url, settings.own_urls) = (Some(url.clone()), false);
+                settings.batch = args.batch.map_or(settings.batch, |batch| batch as usize);
+                let webhook =
+                    Webhook::new(settings).map_err(|error| CliError::usage("http", error.to_string()))?;
+                builder.deliver(queue, webhook)
             }
             (None, None) => builder.handle(queue, executor::discard()),
         };

@@ -4,6 +4,7 @@
 
 mod access;
 mod dead;
+mod executors;
 mod history;
 mod holds;
 mod query;
@@ -14,6 +15,7 @@ mod submit;
 
 pub use access::{NewToken, token_fits, token_hash};
 pub use dead::{DeadCursor, DeadFilter, DeadView, Redriven};
+pub use executors::{Drained, ExecutorView, Pools};
 pub use history::{EventPlace, EventTail, Trace};
 pub use holds::{HeldQueue, Holds};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};

@@ -2,8 +2,9 @@
 
 use super::holds::{HeldQueue, Holds};
 use super::{Client, ClientError, repeat};
+use crate::model::route::why::{self, Offered};
 use crate::model::{
-    Bucket, Labels, LaneCode, Phase, PlanName, Priority, QueueName, Spec, State, TaskId, UnixMs,
+    Bucket, Labels, LaneCode, LaneGroup, Phase, PlanName, Priority, QueueName, Spec, State, TaskId, UnixMs,
 };
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Frozen;
@@ -55,6 +56,9 @@ pub struct TaskView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub plan: Option<PlanName>,
+    /// Why nobody takes it, where it is ripe and nobody can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unserved: Option<String>,
     /// Pod or executor that holds it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
@@ -404,6 +408,19 @@ async fn all_counts(space: &Space) -> Result<Vec<(Bucket, BucketCounts)>, StoreE
     Ok(out)
 }
 
+/// Why no executor takes tasks of a queue with labels; nothing when one does.
+async fn unserved(space: &Space, group: &LaneGroup) -> Result<Option<String>, StoreError> {
+    let executors = member::roll(space).await?.live;
+    let labels: Vec<_> =
+        executors.iter().map(|executor| Labels::new(&executor.labels).unwrap_or_default()).collect();
+    let offered: Vec<_> = executors
+        .iter()
+        .zip(&labels)
+        .map(|(executor, labels)| Offered { queues: &executor.queues, labels, draining: executor.draining })
+        .collect();
+    Ok(why::unserved(group, &offered))
+}
+
 async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, StoreError> {
     let spec = found.spec.as_ref().and_then(|bytes| Spec::decode(bytes, id.home().start()).ok());
     let lane: Option<LaneCode> = found.place.map(|place| place.lane).or(spec.as_ref().map(|spec| spec.lane));
@@ -432,12 +449,17 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         (State::Pending, _) => "ready",
         (state, _) => state.name(),
     };
+    let unserved = match &group {
+        Some(group) if view == "ready" => unserved(space, group).await?,
+        _ => None,
+    };
     let labels = group.as_ref().map(|group| group.labels.clone()).unwrap_or_else(Labels::default);
     Ok(TaskView {
         id,
         state: found.state,
         view,
         held,
+        unserved,
         queue: group.map(|group| group.queue.to_string()),
         labels: labels.as_slice().to_vec(),
         priority: lane.map(LaneCode::priority),

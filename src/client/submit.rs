@@ -6,6 +6,7 @@ use crate::limits;
 use crate::metric;
 use crate::model::field::{FieldError, Reason};
 use crate::model::lane::Tier;
+use crate::model::route::WEBHOOK;
 use crate::model::spec::{Extras, check_key};
 use crate::model::{
     Bucket, Durability, Key, Labels, LaneCode, LaneGroup, PlanName, Priority, QueueName, Retry, Spec, TaskId,
@@ -213,7 +214,16 @@ pub(super) async fn submit_batch(
     let mut rows = Vec::with_capacity(tasks.len());
     let mut last: Option<(LaneGroup, u32)> = None;
     let mut turn = fastrand::u16(..);
-    for (at, task) in tasks.into_iter().enumerate() {
+    for (at, mut task) in tasks.into_iter().enumerate() {
+        if task.extras.url.is_some() {
+            match task.labels.with(WEBHOOK) {
+                Ok(labels) => task.labels = labels,
+                Err(error) => {
+                    answers[at] = Some(Err(error.into()));
+                    continue;
+                }
+            }
+        }
         let group = match &last {
             Some((group, code)) if group.queue == task.queue && group.labels == task.labels => *code,
             _ => {

@@ -284,10 +284,36 @@ async fn send<L: Link>(core: Arc<Core<L>>, batch: Batch) -> Option<Instant> {
             );
         }
     }
+    forget_marks(&core, &rows);
     let done: Vec<_> = rows.iter().map(|row| ExecutionId { id: row.id, grant: row.grant }).collect();
     core.hands.settle(&done);
     core.settle(&done);
     None
+}
+
+/// What handlers kept for tasks goes when these have ended well; that of failed ones is for the next attempt.
+fn forget_marks<L: Link>(core: &Arc<Core<L>>, rows: &[AckRow]) {
+    let mut marked = core.marked.lock();
+    if marked.is_empty() {
+        return;
+    }
+    let held = rows.iter().filter(|row| marked.remove(&row.id));
+    let ended =
+        |row: &&AckRow| matches!(row.outcome, Outcome::Succeeded | Outcome::Cancelled | Outcome::Skipped);
+    let ids: Vec<_> = held.filter(ended).map(|row| row.id).collect();
+    drop(marked);
+    if ids.is_empty() {
+        return;
+    }
+    let core = Arc::clone(core);
+    tokio::spawn(async move {
+        for id in ids {
+            // Where this fails, they go by their time.
+            if let Err(error) = core.link.unmark(id).await {
+                tracing::debug!(%id, %error, "could not drop what was kept for a task");
+            }
+        }
+    });
 }
 
 fn count<L: Link>(core: &Core<L>, row: &AckRow, answer: AckAnswer) {

@@ -1,8 +1,7 @@
-//! Handlers for work that is done elsewhere: a command, a web address, or nowhere.
+//! Handlers for work that is done elsewhere: by a command, or nowhere.
 
 use super::handler::{Context, HandlerError, HandlerFuture, HandlerResult, Task, tail};
 use crate::limits;
-use bytes::Bytes;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -16,12 +15,6 @@ const TEMPFAIL_WAIT_MS: i64 = 5_000;
 const TERM_GRACE: Duration = Duration::from_secs(2);
 /// How long output may still come after a command has ended: its children may have kept the pipes.
 const LAST_WORDS: Duration = Duration::from_millis(250);
-/// One web request in all.
-const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Opening its connection.
-const HTTP_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// A wait asked for by a server beyond this is cut; it may ask again.
-const RETRY_AFTER_MAX_MS: i64 = 3_600_000;
 
 /// A handler that does nothing: the task has succeeded. For tests and measurements.
 pub fn discard() -> impl Fn(Task, Context) -> std::future::Ready<HandlerResult> + Send + Sync + 'static {
@@ -138,7 +131,7 @@ async fn run_command(command: &str, task: Task, context: Context) -> HandlerResu
     }
 }
 
-fn stopped(context: &Context) -> HandlerError {
+pub(super) fn stopped(context: &Context) -> HandlerError {
     HandlerError::failed(context.stop().map_or_else(|| "stopped".into(), |stop| format!("stopped: {stop}")))
 }
 
@@ -218,109 +211,6 @@ impl Tail {
     fn text(&self) -> String {
         tail(String::from_utf8_lossy(&self.kept).trim().to_owned())
     }
-}
-
-/// A handler that posts the payload to `url`.
-///
-/// Headers: `Idempotency-Key` with the execution id, and `X-Minutehand-Task-Id`, `-Queue`,
-/// `-Attempt`, `-Due`. Redirects are not followed; the whole exchange has 10 s, its connection 2 s.
-///
-/// | answer | what follows |
-/// | --- | --- |
-/// | 2xx | success |
-/// | 429 and 503 with `Retry-After` | tried again then, not counted |
-/// | 408, 425, 429, 5xx | a failure, tried again under the retry policy or, with `Retry-After`, then |
-/// | other 4xx | dead: the same request would be refused again |
-/// | anything else, no answer | a failure |
-pub fn http(
-    url: &str,
-) -> Result<impl Fn(Task, Context) -> HandlerFuture + Send + Sync + 'static, HandlerError> {
-    // An error only says that one was installed before; any will do.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let wrong = |error: reqwest::Error| HandlerError::fatal(format!("{url:?} cannot be called: {error:#}"));
-    let address = reqwest::Url::parse(url)
-        .map_err(|error| HandlerError::fatal(format!("{url:?} is no web address: {error}")))?;
-    if !matches!(address.scheme(), "http" | "https") {
-        return Err(HandlerError::fatal(format!("{url:?} must begin with http:// or https://")));
-    }
-    let client = reqwest::Client::builder()
-        .redirect(reqwest::redirect::Policy::none())
-        .timeout(HTTP_TIMEOUT)
-        .connect_timeout(HTTP_CONNECT_TIMEOUT)
-        .user_agent(concat!("minutehand/", env!("CARGO_PKG_VERSION")))
-        .build()
-        .map_err(wrong)?;
-    Ok(move |task: Task, context: Context| -> HandlerFuture {
-        let request = post(&client, address.clone(), task);
-        Box::pin(async move {
-            tokio::select! {
-                biased;
-                result = exchange(request) => result,
-                () = context.cancelled() => Err(stopped(&context)),
-            }
-        })
-    })
-}
-
-fn post(client: &reqwest::Client, url: reqwest::Url, task: Task) -> reqwest::RequestBuilder {
-    let request = client
-        .post(url)
-        .header("content-type", "application/octet-stream")
-        .header("idempotency-key", task.execution_id.to_string())
-        .header("x-minutehand-task-id", task.id.as_str())
-        .header("x-minutehand-queue", task.queue.as_str())
-        .header("x-minutehand-attempt", task.attempt)
-        .header("x-minutehand-due", task.due.to_string());
-    let request = match &task.extras.traceparent {
-        Some(parent) => request.header("traceparent", parent),
-        None => request,
-    };
-    request.body(task.payload)
-}
-
-async fn exchange(request: reqwest::RequestBuilder) -> HandlerResult {
-    // What the source says ("connection refused") stands at the end of the chain.
-    let mut response = request
-        .send()
-        .await
-        .map_err(|error| HandlerError::failed(format!("{:#}", anyhow::Error::new(error))))?;
-    let status = response.status();
-    if status.is_success() {
-        return Ok(());
-    }
-    let wait_ms = retry_after_ms(response.headers());
-    let mut body = Vec::new();
-    while body.len() < limits::ERROR_TAIL_MAX_BYTES
-        && let Ok(Some(piece)) = response.chunk().await
-    {
-        let piece: Bytes = piece;
-        let room = limits::ERROR_TAIL_MAX_BYTES - body.len();
-        body.extend_from_slice(&piece[..piece.len().min(room)]);
-    }
-    let body = String::from_utf8_lossy(&body);
-    let text = if body.trim().is_empty() { status.to_string() } else { format!("{status}: {}", body.trim()) };
-    let later = matches!(status.as_u16(), 408 | 425 | 429) || status.is_server_error();
-    Err(match (later, wait_ms) {
-        (true, Some(ms)) => HandlerError::retry_after(ms, !matches!(status.as_u16(), 429 | 503), text),
-        (false, _) if status.is_client_error() => HandlerError::fatal(text),
-        (true, None) | (false, _) => HandlerError::failed(text),
-    })
-}
-
-/// How long a server asks to wait: seconds, or a date, which is compared with the server's own.
-fn retry_after_ms(headers: &reqwest::header::HeaderMap) -> Option<i64> {
-    let text = |name| headers.get(name).and_then(|value: &reqwest::header::HeaderValue| value.to_str().ok());
-    let after = text("retry-after")?.trim();
-    let ms = match after.parse::<i64>() {
-        Ok(seconds) => seconds.saturating_mul(1_000),
-        Err(_) => {
-            let read =
-                |date: &str| jiff::fmt::rfc2822::parse(date).ok().map(|at| at.timestamp().as_millisecond());
-            let now = text("date").and_then(read).unwrap_or_else(|| crate::clock::wall_us() / 1_000);
-            read(after)? - now
-        }
-    };
-    Some(ms.clamp(0, RETRY_AFTER_MAX_MS))
 }
 
 #[cfg(test)]

@@ -51,6 +51,7 @@ pub(super) struct State {
     pub ack_calls: Vec<(Bucket, usize)>,
     pub beats: Vec<ExecutorRecord>,
     pub left: bool,
+    pub marks: HashMap<(TaskId, Vec<u8>), Bytes>,
     pub fail_acks: VecDeque<Fail>,
     pub fail_takes: VecDeque<Fail>,
     /// No start and no renewal gets through.
@@ -259,6 +260,37 @@ impl Link for Fake {
         self.state.lock().beats.push(record.clone());
         self.changed.notify_waiters();
         Ok(())
+    }
+
+    async fn mark(
+        &self,
+        execution: ExecutionId,
+        field: &[u8],
+        value: Bytes,
+    ) -> Result<MarkAnswer, StoreError> {
+        let mut state = self.state.lock();
+        if state.runs.get(&execution.id).is_none_or(|run| run.grant != execution.grant) {
+            return Ok(MarkAnswer::Stale);
+        }
+        state.marks.insert((execution.id, field.to_vec()), value);
+        Ok(MarkAnswer::Kept)
+    }
+
+    async fn marked(&self, id: TaskId, field: &[u8]) -> Result<Option<Bytes>, StoreError> {
+        Ok(self.state.lock().marks.get(&(id, field.to_vec())).cloned())
+    }
+
+    async fn unmark(&self, id: TaskId) -> Result<(), StoreError> {
+        self.state.lock().marks.retain(|(own, _), _| *own != id);
+        Ok(())
+    }
+
+    async fn roll(&self) -> Result<Vec<ExecutorRecord>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn sign_off(&self, _: &str) -> Result<Vec<Offer>, StoreError> {
+        Ok(Vec::new())
     }
 
     async fn leave(&self) -> Result<Vec<Offer>, StoreError> {

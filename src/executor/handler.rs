@@ -1,5 +1,6 @@
 //! What a handler gets, what it may answer, and how it is told to stop.
 
+use super::marks::{LastProgress, Marks};
 use crate::limits;
 use crate::model::spec::Extras;
 use crate::model::{ExecutionId, Labels, Priority, QueueName, TaskId, UnixMs};
@@ -47,6 +48,8 @@ pub struct Task {
     pub plan: Option<String>,
     /// When it expires, wherever it is.
     pub deadline: Option<UnixMs>,
+    /// How long it is good without renewal; none: the usual time.
+    pub lease_ms: Option<u32>,
     /// How long its handler may run.
     pub timeout_ms: Option<u32>,
     /// Cost estimate, routing key, trace context.
@@ -100,6 +103,7 @@ pub(super) enum Then {
     Retry,
     Die,
     RetryAfter { ms: i64, counted: bool },
+    Later { ms: i64 },
 }
 
 impl HandlerError {
@@ -120,6 +124,25 @@ impl HandlerError {
         Self { message: message.into(), then: Then::RetryAfter { ms, counted } }
     }
 
+    /// No failure: whoever was given the task reports its outcome within `ms`, under the execution id, and this
+    /// executor does not. It must renew or report in time, else the lease lapses, which is a failure.
+    pub fn reported_later(ms: i64) -> Self {
+        let ms = ms.clamp(limits::LEASE_MIN_MS, limits::LEASE_MAX_MS);
+        Self { message: "its outcome is reported later".into(), then: Then::Later { ms } }
+    }
+
+    pub(super) fn reported_later_ms(&self) -> Option<i64> {
+        match self.then {
+            Then::Later { ms } => Some(ms),
+            _ => None,
+        }
+    }
+
+    /// Whether somebody else reports the outcome.
+    pub fn is_reported_later(&self) -> bool {
+        matches!(self.then, Then::Later { .. })
+    }
+
     /// What went wrong.
     pub fn message(&self) -> &str {
         &self.message
@@ -134,7 +157,7 @@ impl HandlerError {
     pub fn wait_ms(&self) -> Option<(i64, bool)> {
         match self.then {
             Then::RetryAfter { ms, counted } => Some((ms, counted)),
-            Then::Retry | Then::Die => None,
+            Then::Retry | Then::Die | Then::Later { .. } => None,
         }
     }
 
@@ -239,6 +262,9 @@ impl Signal {
 pub struct Context {
     pub(super) signal: Arc<Signal>,
     pub(super) executor: Arc<str>,
+    pub(super) execution: ExecutionId,
+    pub(super) marks: Arc<dyn Marks>,
+    pub(super) last_progress: Arc<LastProgress>,
     pub(super) lag_ms: i64,
     pub(super) time_out: Option<Duration>,
 }

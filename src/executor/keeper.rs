@@ -89,6 +89,7 @@ async fn say<L: Link>(core: &Core<L>, bucket: Bucket, start: bool, rows: &[Start
 /// What never changes in an executor's record.
 pub(super) struct Identity {
     pub record: ExecutorRecord,
+    pub beats: std::sync::atomic::AtomicU64,
     pub queues: Box<dyn Fn() -> Vec<(String, f64)> + Send + Sync>,
 }
 
@@ -106,6 +107,7 @@ pub(super) fn record<L: Link>(core: &Core<L>, identity: &Identity) -> ExecutorRe
         journal: core.journal.as_ref().is_some_and(|journal| journal.is_on()),
         clock_offset_us: core.link.now_us() - crate::clock::wall_us(),
         averages,
+        beats: identity.beats.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
         ..identity.record.clone()
     }
 }

@@ -3,13 +3,14 @@
 pub(super) use crate::store::StoreError;
 pub(super) use crate::store::member::{ExecutorRecord, Offer, Take, Taken};
 pub(super) use crate::store::queue::Freeze;
-pub(super) use crate::store::run::{AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
+pub(super) use crate::store::run::{AckAnswer, AckRow, MarkAnswer, Outcome, StartAnswer, StartRow};
 
 use super::timer::Timer;
 use crate::clock;
-use crate::model::{Bucket, Grant, LaneGroup, TaskId, UnixMs};
+use crate::model::{Bucket, ExecutionId, Grant, LaneGroup, TaskId, UnixMs};
 use crate::store::due::ReleaseAnswer;
 use crate::store::{Space, Subscription, due, member, queue, run};
+use bytes::Bytes;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
@@ -54,6 +55,10 @@ pub(super) trait Link: Send + Sync + 'static {
     fn beat(&self, record: &ExecutorRecord) -> impl Future<Output = Result<(), StoreError>> + Send;
     /// Leaves the registry; gives back what was still in the inbox.
     fn leave(&self) -> impl Future<Output = Result<Vec<Offer>, StoreError>> + Send;
+    /// The live executors.
+    fn roll(&self) -> impl Future<Output = Result<Vec<ExecutorRecord>, StoreError>> + Send;
+    /// Signs off an executor that is known to be dead; gives back what was in its inbox.
+    fn sign_off(&self, id: &str) -> impl Future<Output = Result<Vec<Offer>, StoreError>> + Send;
     /// Subscribes to the wake-ups.
     fn wakes(&self) -> Self::Wakes;
     /// Takes offers out of the inbox and reports what is in hand.
@@ -79,6 +84,21 @@ pub(super) trait Link: Send + Sync + 'static {
         rows: &[AckRow],
         again: bool,
     ) -> impl Future<Output = Result<Vec<AckAnswer>, StoreError>> + Send;
+    /// Keeps something for a task under its grant.
+    fn mark(
+        &self,
+        execution: ExecutionId,
+        field: &[u8],
+        value: Bytes,
+    ) -> impl Future<Output = Result<MarkAnswer, StoreError>> + Send;
+    /// What is kept for a task.
+    fn marked(
+        &self,
+        id: TaskId,
+        field: &[u8],
+    ) -> impl Future<Output = Result<Option<Bytes>, StoreError>> + Send;
+    /// Drops what is kept for a task that has ended.
+    fn unmark(&self, id: TaskId) -> impl Future<Output = Result<(), StoreError>> + Send;
     /// Hands back, uncounted; answers how many grants still stood.
     fn release(
         &self,
@@ -149,6 +169,14 @@ impl Link for SpaceLink {
         member::leave_executor(&self.space, &self.id).await
     }
 
+    async fn roll(&self) -> Result<Vec<ExecutorRecord>, StoreError> {
+        member::executors(&self.space).await
+    }
+
+    async fn sign_off(&self, id: &str) -> Result<Vec<Offer>, StoreError> {
+        member::leave_executor(&self.space, id).await
+    }
+
     fn wakes(&self) -> Subscription {
         member::inbox_wakes(&self.space, &self.id)
     }
@@ -172,6 +200,23 @@ impl Link for SpaceLink {
 
     async fn ack(&self, bucket: Bucket, rows: &[AckRow], again: bool) -> Result<Vec<AckAnswer>, StoreError> {
         run::ack(&self.space, bucket, &self.id, rows, again).await
+    }
+
+    async fn mark(
+        &self,
+        execution: ExecutionId,
+        field: &[u8],
+        value: Bytes,
+    ) -> Result<MarkAnswer, StoreError> {
+        run::mark(&self.space, execution.id, execution.grant, field, value).await
+    }
+
+    async fn marked(&self, id: TaskId, field: &[u8]) -> Result<Option<Bytes>, StoreError> {
+        run::marked(&self.space, id, field).await
+    }
+
+    async fn unmark(&self, id: TaskId) -> Result<(), StoreError> {
+        run::unmark(&self.space, id).await
     }
 
     async fn release(

@@ -44,22 +44,33 @@ mod hands;
 mod inbox;
 mod journal;
 mod keeper;
+mod layer;
 mod link;
+mod marks;
 mod observe;
+mod predecessor;
 mod recover;
 mod runner;
 mod stats;
 mod timer;
+mod transport;
+mod trial;
+mod webhook;
 
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
 mod tests;
 
-pub use command::{discard, exec, http};
+pub use command::{discard, exec};
 pub use handler::{Context, HandlerError, HandlerFuture, HandlerResult, Stop, Task};
 pub use journal::JournalError;
+pub use layer::Next;
+pub use marks::{MarkError, Progress};
 pub use stats::{ExecutorReport, Lag, Stats};
+pub use transport::{Local, Transport};
+pub use trial::{Trial, Tried};
+pub use webhook::{Webhook, WebhookSettings, http};
 
 use crate::limits;
 use crate::model::seal::KeyRing;
@@ -90,14 +101,53 @@ const QUEUES_MAX: usize = 1_024;
 /// Of the drain grace, at most this much is kept for handlers to stop, hand-backs and the last acks.
 const DRAIN_TAIL: Duration = Duration::from_secs(2);
 
+/// What handlers spend their time with, which says how many may run at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkKind {
+    /// They wait: for servers, disks, people. Eight for each processor.
+    #[default]
+    Io,
+    /// They compute. One for each processor, and one that is ready when one ends.
+    Cpu,
+}
+
+impl WorkKind {
+    /// Slots for so many processors.
+    pub fn slots(self, processors: usize) -> u32 {
+        let slots = match self {
+            Self::Io => processors.saturating_mul(8),
+            Self::Cpu => processors.saturating_add(1),
+        };
+        slots.clamp(1, limits::SLOTS_MAX) as u32
+    }
+}
+
+impl std::str::FromStr for WorkKind {
+    type Err = FieldError;
+
+    fn from_str(text: &str) -> Result<Self, FieldError> {
+        match text {
+            "io" => Ok(Self::Io),
+            "cpu" => Ok(Self::Cpu),
+            other => {
+                let detail = format!("{} is neither io nor cpu", crate::model::field::shown(other));
+                Err(FieldError::new("kind", Reason::BadName, detail))
+            }
+        }
+    }
+}
+
 /// What an executor can be set to.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExecutorSettings {
     /// Its name in lists; the instance id gets a random part of its own. Empty: the host's name.
     pub name: String,
-    /// Handlers that run at once.
+    /// Handlers that run at once; 0 for what suits [`Self::kind`].
     pub slots: u32,
+    /// What the handlers spend their time with.
+    pub kind: WorkKind,
     /// Slots beside these that only P0 and P1 may use.
     pub urgent_slots: u32,
     /// Tasks that it may fetch ahead of free slots. How many it does fetch follows from how long they
@@ -123,7 +173,8 @@ impl Default for ExecutorSettings {
     fn default() -> Self {
         Self {
             name: String::new(),
-            slots: 32,
+            slots: 0,
+            kind: WorkKind::default(),
             urgent_slots: 4,
             prefetch: hands::PREFETCH_MAX,
             labels: Vec::new(),
@@ -149,7 +200,7 @@ impl ExecutorSettings {
                 Err(FieldError::new(field, Reason::OutOfRange, detail))
             }
         };
-        range("slots", self.slots.into(), 1, limits::SLOTS_MAX as u64)?;
+        range("slots", self.slots.into(), 0, limits::SLOTS_MAX as u64)?;
         range("urgent_slots", self.urgent_slots.into(), 0, limits::SLOTS_MAX as u64)?;
         range("prefetch", self.prefetch.into(), 0, limits::SLOTS_MAX as u64)?;
         range("heartbeat_ms", self.heartbeat_ms, 100, limits::LOST_AFTER_MS.unsigned_abs() / 3)?;
@@ -233,9 +284,15 @@ impl ExecutorBuilder {
         self
     }
 
-    /// How many handlers run at once, 32 by default.
+    /// How many handlers run at once. By default what suits their [`kind`](Self::kind).
     pub fn slots(mut self, slots: u32) -> Self {
         self.plan.settings.slots = slots;
+        self
+    }
+
+    /// What the handlers spend their time with: by default they wait, and eight run for each processor.
+    pub fn kind(mut self, kind: WorkKind) -> Self {
+        self.plan.settings.kind = kind;
         self
     }
 
@@ -297,6 +354,78 @@ impl ExecutorBuilder {
         self
     }
 
+    /// Serves a queue whose payloads are JSON of one type. A payload that is not is a dead letter at once.
+    ///
+    /// ```
+    /// # use minutehand::executor::{Context, ExecutorBuilder, HandlerResult};
+    /// #[derive(serde::Deserialize)]
+    /// struct Mail {
+    ///     to: String,
+    /// }
+    ///
+    /// async fn send(mail: Mail, ctx: Context) -> HandlerResult {
+    ///     ctx.progress(0.5, format!("sending to {}", mail.to)).await;
+    ///     Ok(())
+    /// }
+    ///
+    /// fn serve(executor: ExecutorBuilder) -> ExecutorBuilder {
+    ///     executor.handle_json("mail", send)
+    /// }
+    /// ```
+    pub fn handle_json<T, F, Fut>(self, queue: impl Into<String>, handler: F) -> Self
+    where
+        T: serde::de::DeserializeOwned + Send + 'static,
+        F: Fn(T, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        let handler = Arc::new(handler);
+        self.handle(queue, move |task, context| {
+            let handler = Arc::clone(&handler);
+            async move { handler(task.json()?, context).await }
+        })
+    }
+
+    /// The same for payloads that are msgpack, as an import writes them.
+    pub fn handle_msgpack<T, F, Fut>(self, queue: impl Into<String>, handler: F) -> Self
+    where
+        T: serde::de::DeserializeOwned + Send + 'static,
+        F: Fn(T, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        let handler = Arc::new(handler);
+        self.handle(queue, move |task, context| {
+            let handler = Arc::clone(&handler);
+            async move { handler(task.msgpack()?, context).await }
+        })
+    }
+
+    /// Serves a queue by a [`Transport`]: a web call, a command, whatever delivers tasks.
+    pub fn deliver(self, queue: impl Into<String>, transport: impl Transport) -> Self {
+        self.handle(queue, move |task, context| transport.deliver(task, context))
+    }
+
+    /// Wraps all handlers: the first layer is the outermost. It sees every task before and every answer after.
+    ///
+    /// ```
+    /// # use minutehand::executor::ExecutorBuilder;
+    /// fn logged(executor: ExecutorBuilder) -> ExecutorBuilder {
+    ///     executor.layer(|task, ctx, next| async move {
+    ///         let id = task.execution_id;
+    ///         let answer = next.run(task, ctx).await;
+    ///         println!("{id}: {answer:?}");
+    ///         answer
+    ///     })
+    /// }
+    /// ```
+    pub fn layer<F, Fut>(mut self, wrap: F) -> Self
+    where
+        F: Fn(Task, Context, Next) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        self.plan.layers.push(layer::layer(wrap));
+        self
+    }
+
     /// Runs handlers on the threads of `runtime` instead of on threads of their own. Then a handler
     /// that blocks its thread may hold up leases, acks and heartbeats, if they run there too.
     pub fn handlers_on(mut self, runtime: tokio::runtime::Handle) -> Self {
@@ -341,6 +470,7 @@ struct Plan {
     settings: ExecutorSettings,
     queues: Vec<(String, Handler)>,
     any: Option<Handler>,
+    layers: Vec<layer::Layer>,
     keys: Option<Arc<KeyRing>>,
     threads: Option<tokio::runtime::Handle>,
 }
@@ -371,9 +501,14 @@ impl Plan {
         if settings.name.is_empty() {
             settings.name = host();
         }
+        if settings.slots == 0 {
+            let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            settings.slots = settings.kind.slots(processors);
+        }
         let mut queues = HashMap::new();
         for (name, handler) in self.queues {
             let name = QueueName::new(&name)?;
+            let handler = layer::wrapped(handler, &self.layers);
             let queue = Arc::new(Queue::new(name.clone(), Some(handler)));
             if queues.insert(name.to_string(), queue).is_some() {
                 return Err(FieldError::new("queue", Reason::TooMany, format!("{name} has two handlers")));
@@ -381,7 +516,8 @@ impl Plan {
         }
         let id = instance_id(&settings.name).into();
         let stats = Arc::new(Stats::new());
-        Ok(Parts { id, settings, queues, any: self.any, keys: self.keys, threads: self.threads, stats })
+        let any = self.any.map(|handler| layer::wrapped(handler, &self.layers));
+        Ok(Parts { id, settings, queues, any, keys: self.keys, threads: self.threads, stats })
     }
 }
 
@@ -399,6 +535,10 @@ fn host() -> String {
     let name: String = text.unwrap_or_default().trim().chars().filter(fits).take(64).collect();
     let name = name.trim_start_matches('-');
     if name.is_empty() { "executor".into() } else { name.into() }
+}
+
+fn whole_path(path: &std::path::Path) -> String {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
 }
 
 /// Waits longer after each failure, never longer than [`limits::RECONNECT_MAX_MS`], and never all alike.
@@ -449,6 +589,7 @@ async fn run<L: Link>(
         closing: CancellationToken::new(),
         kill: CancellationToken::new(),
         given_back: parking_lot::Mutex::default(),
+        marked: parking_lot::Mutex::default(),
         slots: TaskTracker::new(),
         threads,
     });
@@ -462,11 +603,24 @@ async fn run<L: Link>(
         version: env!("CARGO_PKG_VERSION").into(),
         host: host(),
         pid: std::process::id(),
+        machine: predecessor::machine(),
+        began: predecessor::began(std::process::id()).unwrap_or(0),
+        journal_at: core
+            .journal
+            .as_ref()
+            .and(settings.journal.as_deref())
+            .map(whole_path)
+            .unwrap_or_default(),
         ahead_ms: limits::LOOK_AHEAD_MAX_MS,
         ..ExecutorRecord::default()
     };
     let averages = Arc::clone(&queues);
-    let identity = keeper::Identity { record, queues: Box::new(move || averages.averages()) };
+    let identity = keeper::Identity {
+        record,
+        beats: std::sync::atomic::AtomicU64::new(0),
+        queues: Box::new(move || averages.averages()),
+    };
+    predecessor::sign_off(&core, &identity.record).await;
     if recover::run(&core, recovered, &shutdown).await && register(&core, &identity, &shutdown).await? {
         tracing::info!(executor = %id, slots = settings.slots, urgent_slots = settings.urgent_slots, "executor runs");
         serve(&core, identity, queues, size, &settings, &shutdown, &now).await;

@@ -11,7 +11,8 @@ use super::acks::Acks;
 use super::handler::{Context, HandlerError, HandlerFuture, HandlerResult, Stop, Task, Then, tail};
 use super::hands::{End, Hands, Job, Pool, Verdict};
 use super::journal::Journal;
-use super::link::{AckRow, Link, Outcome};
+use super::link::{AckRow, Link, MarkAnswer, Outcome, StartRow};
+use super::marks::{Kept, MarkError, Marks};
 use super::stats::Stats;
 use crate::limits;
 use crate::model::complaints::Complaints;
@@ -20,7 +21,7 @@ use crate::model::{ExecutionId, Grant, Namespace, Spec, TaskId};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -51,6 +52,8 @@ pub(super) struct Core<L> {
     pub kill: CancellationToken,
     /// Interrupted by a shutdown: to be handed back.
     pub given_back: Mutex<Vec<(TaskId, Grant)>>,
+    /// Tasks for which something is kept, until they have ended.
+    pub marked: Mutex<HashSet<TaskId>>,
     pub slots: TaskTracker,
     pub threads: tokio::runtime::Handle,
 }
@@ -179,6 +182,41 @@ impl<L: Link> Core<L> {
     }
 }
 
+impl<L> std::fmt::Debug for Core<L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Core({})", self.id)
+    }
+}
+
+impl<L: Link> Marks for Core<L> {
+    fn put(self: Arc<Self>, execution: ExecutionId, field: Vec<u8>, value: Bytes) -> Kept<()> {
+        let core = self;
+        Box::pin(async move {
+            if core.marked.lock().len() < limits::JOURNAL_OPEN_MAX {
+                core.marked.lock().insert(execution.id);
+            }
+            match core.link.mark(execution, &field, value).await {
+                Ok(MarkAnswer::Kept) => Ok(()),
+                Ok(MarkAnswer::Stale) => Err(MarkError::Stale),
+                Ok(MarkAnswer::Full) => Err(MarkError::TooLarge),
+                Err(error) => Err(MarkError::Store(error.to_string())),
+            }
+        })
+    }
+
+    fn get(self: Arc<Self>, execution: ExecutionId, field: Vec<u8>) -> Kept<Option<Bytes>> {
+        let core = self;
+        Box::pin(async move {
+            let found = core.link.marked(execution.id, &field).await;
+            let found = found.map_err(|error| MarkError::Store(error.to_string()))?;
+            if found.is_some() && core.marked.lock().len() < limits::JOURNAL_OPEN_MAX {
+                core.marked.lock().insert(execution.id);
+            }
+            Ok(found)
+        })
+    }
+}
+
 /// Runs one task after the other until none waits for this slot.
 async fn slot<L: Link>(core: Arc<Core<L>>, pool: Pool, mut job: Job) {
     loop {
@@ -231,7 +269,15 @@ async fn run_one<L: Link>(core: &Arc<Core<L>>, pool: Pool, job: Job) -> Option<J
     }
     let signal = job.signal;
     let time_out = job.task.spec.timeout_ms.map(|ms| Duration::from_millis(u64::from(ms)));
-    let context = Context { signal: Arc::clone(&signal), executor: Arc::clone(&core.id), lag_ms, time_out };
+    let context = Context {
+        signal: Arc::clone(&signal),
+        executor: Arc::clone(&core.id),
+        execution,
+        marks: Arc::clone(core) as Arc<dyn Marks>,
+        last_progress: Arc::default(),
+        lag_ms,
+        time_out,
+    };
     let spec = job.task.spec;
     let payload = match core.opened(&queue, &spec) {
         Ok(payload) => payload,
@@ -253,6 +299,7 @@ async fn run_one<L: Link>(core: &Arc<Core<L>>, pool: Pool, job: Job) -> Option<J
         placement: spec.placement,
         plan: spec.plan.map(|plan| plan.to_string()),
         deadline: spec.deadline,
+        lease_ms: spec.lease_ms,
         timeout_ms: spec.timeout_ms,
         extras: spec.extras,
         payload,
@@ -285,7 +332,10 @@ async fn run_one<L: Link>(core: &Arc<Core<L>>, pool: Pool, job: Job) -> Option<J
             Ran::Answered(Err(_)) if signal.has(Stop::Draining) => {
                 return give_back(core, pool, &execution, &queue);
             }
-            Ran::Answered(Err(error)) => outcome_of(error),
+            Ran::Answered(Err(error)) => match error.reported_later_ms() {
+                Some(ms) => return let_go(core, pool, &execution, &queue, ms).await,
+                None => outcome_of(error),
+            },
             Ran::Dropped if signal.has(Stop::LeaseLost) => {
                 Outcome::Failed { error: "stopped: its lease could not be renewed".into() }
             }
@@ -335,6 +385,23 @@ async fn end<L: Link>(
     }
     core.acks.push(row, now);
     next
+}
+
+/// Leaves a task to whoever reports its outcome: its lease is made as long as that may take.
+async fn let_go<L: Link>(
+    core: &Arc<Core<L>>,
+    pool: Pool,
+    execution: &ExecutionId,
+    queue: &super::hands::Queue,
+    lease_ms: i64,
+) -> Option<Job> {
+    let ExecutionId { id, grant } = *execution;
+    let row = StartRow { id, grant, lease_ms };
+    if let Err(error) = core.link.start(id.bucket(), &[row]).await {
+        tracing::warn!(%execution, %error, "could not lengthen the lease of a task that is reported later");
+    }
+    core.settle(&[*execution]);
+    core.hands.finish(execution, pool, queue, End::Dropped, core.link.mono())
 }
 
 fn give_back<L: Link>(
@@ -394,6 +461,8 @@ fn outcome_of(error: HandlerError) -> Outcome {
         Then::Retry => Outcome::Failed { error },
         Then::Die => Outcome::Fatal { error },
         Then::RetryAfter { ms, counted } => Outcome::RetryAfter { ms, counted, error },
+        // Whoever answers it is not asked again.
+        Then::Later { .. } => Outcome::Failed { error },
     }
 }
 

@@ -526,7 +526,11 @@ fn settings_and_handlers_are_checked() {
         Some("queue")
     );
     let with = |settings| Plan { settings, any: Some(ok()), ..Plan::default() };
-    assert_eq!(field(with(settings(0))), Some("slots"));
+    assert_eq!(field(with(settings(0))), None, "what suits the kind of work");
+    assert_eq!(
+        (WorkKind::Io.slots(4), WorkKind::Cpu.slots(4), WorkKind::Io.slots(usize::MAX)),
+        (32, 5, 10_000)
+    );
     assert_eq!(field(with(settings(10_001))), Some("slots"));
     assert_eq!(field(with(ExecutorSettings { labels: vec!["a b".into()], ..settings(1) })), Some("labels"));
     assert_eq!(field(with(ExecutorSettings { name: "a b".into(), ..settings(1) })), Some("name"));

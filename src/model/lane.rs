@@ -180,6 +180,11 @@ impl Labels {
         &self.0
     }
 
+    /// These and one more.
+    pub fn with(&self, label: &str) -> Result<Self, FieldError> {
+        Self::new(self.0.iter().map(String::as_str).chain([label]))
+    }
+
     /// Whether a task with these labels may run where `offered` holds.
     pub fn satisfied_by(&self, offered: &Self) -> bool {
         self.0.iter().all(|label| offered.0.binary_search(label).is_ok())

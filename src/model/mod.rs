@@ -4,6 +4,7 @@
 //! the data in Redis, and tests compare the two.
 
 pub mod access;
+pub mod base64;
 pub mod bucket;
 pub mod complaints;
 pub mod digits;

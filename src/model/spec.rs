@@ -89,6 +89,25 @@ pub struct Extras {
     /// Name of the key that the payload was sealed with; see [`super::seal`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed: Option<String>,
+    /// Web address that is called to have it done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// Which part of a broadcast it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
+}
+
+/// A part of a task that was spread over executors.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The task that was spread.
+    pub of: String,
+    /// The executor that it is for.
+    pub to: String,
+    /// Which it is, from 0.
+    pub index: u32,
+    /// How many there are.
+    pub total: u32,
 }
 
 impl Extras {
@@ -201,6 +220,13 @@ impl Spec {
                 Reason::OutOfRange,
                 format!("{lease} ms must lie between 1 s and 24 h"),
             ));
+        }
+        if let Some(key) = &self.extras.routing_key {
+            check_key("routing_key", key.as_bytes())?;
+        }
+        if let Some(url) = self.extras.url.as_ref().filter(|url| url.len() > limits::URL_MAX_BYTES) {
+            let detail = format!("has {} bytes; at most {} are allowed", url.len(), limits::URL_MAX_BYTES);
+            return Err(FieldError::new("url", Reason::TooLong, detail));
         }
         if self.timeout_ms == Some(0) {
             return Err(FieldError::new("timeout", Reason::OutOfRange, "0 ms would end every run at once"));

@@ -4,15 +4,16 @@
 //! current by the answer to each offer, or, where it has offered nothing lately, what the executor
 //! reported. A claim first *holds* a part of that room, so that what it brings can be delivered.
 
-use super::membership::hand_back;
-use super::view::{Class, View};
+use super::tables::Tables;
+use super::view::{Class, Executor, View};
 use super::{PodTally, Shared};
 use crate::clock;
 use crate::limits;
 use crate::metric;
-use crate::model::route::{Candidate, LeastCost, Route, Work};
+use crate::model::route::record::{Decision, SEATS_RECORDED_MAX, Sample};
+use crate::model::route::{Policy, Seat, Together, Work};
 use crate::model::{Bucket, Grant, PlanName, Spec, TaskId, UnixMs, spec};
-use crate::store::due::{Granted, Quota};
+use crate::store::due::{Granted, Quota, hand_back};
 use crate::store::member::{self, Offer, OfferAnswer, RESERVATION_MS};
 use crate::store::run::{self, StartRow};
 use crate::store::{Space, StoreError};
@@ -24,6 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Cost of a task of which nobody knows anything, in ms.
 const COST_UNKNOWN_MS: f64 = 10.0;
@@ -53,6 +55,10 @@ struct Parcel {
     group: u32,
     urgent: bool,
     cost_ms: f64,
+    /// Hash of its routing key.
+    key: Option<u64>,
+    /// The executor that it is for, where it is a part of a broadcast.
+    to: Option<Box<str>>,
     since: Instant,
     offer: Bytes,
 }
@@ -60,12 +66,25 @@ struct Parcel {
 /// What this pod knows of one executor's room.
 #[derive(Debug)]
 struct Outbox {
+    id: Arc<str>,
+    slots: u32,
+    /// Only for tasks that ask for a label of its own.
+    exclusive: bool,
     /// Room for tasks of every priority, as last heard, less what was sent since.
     credit: u32,
     /// Room for urgent tasks beyond that.
     spare: u32,
     heard: Instant,
+    /// The heartbeat whose figures are in here, and when they were brought up to date.
+    beats: u64,
+    weighed: Instant,
     load_ms: f64,
+    idle: u32,
+    /// Tasks given to it, and when it got the last of them, as a count of all.
+    given: u64,
+    last: u64,
+    /// The last offer was answered.
+    healthy: bool,
     urgent: VecDeque<Parcel>,
     normal: VecDeque<Parcel>,
     sending: bool,
@@ -84,15 +103,77 @@ impl Parcel {
 }
 
 impl Outbox {
+    fn new(executor: &Executor, now: Instant) -> Self {
+        let record = &executor.record;
+        Self {
+            id: record.id.as_str().into(),
+            slots: record.slots.max(1),
+            exclusive: record.is_exclusive(),
+            credit: 0,
+            spare: record.urgent_slots,
+            heard: now,
+            beats: u64::MAX,
+            weighed: now,
+            load_ms: 0.0,
+            idle: 0,
+            given: 0,
+            last: 0,
+            healthy: true,
+            urgent: VecDeque::new(),
+            normal: VecDeque::new(),
+            sending: false,
+            ask: false,
+            tight: false,
+        }
+    }
+
     fn queued(&self) -> u32 {
         (self.urgent.len() + self.normal.len()) as u32
+    }
+
+    /// As routing sees it.
+    fn seat(&self) -> Seat {
+        Seat {
+            free: self.credit,
+            spare: self.spare,
+            slots: self.slots,
+            idle: self.idle,
+            load_ms: self.load_ms,
+            healthy: self.healthy,
+            given: self.given,
+            last: self.last,
+        }
+    }
+
+    fn put(&mut self, seat: &Seat, parcel: Parcel) {
+        (self.credit, self.spare, self.idle) = (seat.free, seat.spare, seat.idle);
+        (self.load_ms, self.given, self.last) = (seat.load_ms, seat.given, seat.last);
+        if parcel.urgent { self.urgent.push_back(parcel) } else { self.normal.push_back(parcel) }
+    }
+
+    /// Work in hand is a report of some seconds ago; since then the executor has worked.
+    fn weigh(&mut self, executor: &Executor, now: Instant) {
+        let record = &executor.record;
+        if record.beats != self.beats {
+            self.beats = record.beats;
+            self.load_ms = record.load_ms.max(0.0);
+            self.idle = record.slots.saturating_sub(record.busy);
+        } else {
+            let ms = now.saturating_duration_since(self.weighed).as_secs_f64() * 1_000.0;
+            self.load_ms = (self.load_ms - ms * f64::from(self.slots)).max(0.0);
+        }
+        self.weighed = now;
     }
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     view: Arc<View>,
-    outboxes: HashMap<String, Outbox>,
+    /// One for each executor of the view, in its order.
+    outboxes: Vec<Outbox>,
+    tables: Tables,
+    /// Moving averages of queues by their codes, in ms, as far as they were looked up in this view.
+    averages: HashMap<u32, f64>,
     waiting: VecDeque<Parcel>,
     /// Room that claims under way have put aside.
     held: u32,
@@ -102,7 +183,8 @@ struct Inner {
     gathering: bool,
     /// A claim got nothing because others had put all room aside.
     starved: bool,
-    route: LeastCost,
+    decisions: Sample,
+    together: Together,
     buckets: Vec<u16>,
     /// Offers accepted lately, oldest first.
     offered: VecDeque<(Instant, TaskId, Grant, Arc<str>)>,
@@ -110,8 +192,103 @@ struct Inner {
     wished: VecDeque<(Instant, TaskId)>,
 }
 
-/// The executors of a class: their ids, and how they stand for ordinary and for urgent tasks.
-type Choices<'a> = (Vec<&'a str>, Vec<Candidate>, Vec<Candidate>);
+impl Inner {
+    fn place(&self, executor: &str) -> Option<usize> {
+        self.outboxes.binary_search_by(|outbox| (*outbox.id).cmp(executor)).ok()
+    }
+
+    fn outbox(&mut self, executor: &str) -> Option<&mut Outbox> {
+        let place = self.place(executor)?;
+        self.outboxes.get_mut(place)
+    }
+
+    /// What is known of an executor has changed.
+    fn touched(&mut self, executor: &str) {
+        if let Some(place) = self.place(executor) {
+            self.tables.changed(place, self.outboxes.len());
+        }
+    }
+
+    /// What a task of a queue costs that does not say so itself.
+    fn average_ms(&mut self, view: &View, group: u32) -> f64 {
+        *self.averages.entry(group).or_insert_with(|| {
+            let Some((lane, class)) = view.groups.get(&group) else { return COST_UNKNOWN_MS };
+            let known = view.classes[class.0]
+                .iter()
+                .filter_map(|at| view.executors[*at].average_ms(lane.queue.as_str()));
+            let (count, sum) = known.fold((0.0, 0.0), |(count, sum), ms| (count + 1.0, sum + ms));
+            if count > 0.0 { sum / count } else { COST_UNKNOWN_MS }
+        })
+    }
+
+    /// Puts a part of a broadcast into the outbox of the executor that it is for, and a task that is to be spread
+    /// into that of one that spreads; gives it back when it must wait.
+    fn send_to(&mut self, view: &View, parcel: Parcel) -> Option<Parcel> {
+        let open = |at: &usize| self.outboxes[*at].seat().has_room(parcel.urgent);
+        let at = match &parcel.to {
+            Some(to) => self.place(to).filter(open),
+            None => view.spreaders.iter().copied().find(open),
+        };
+        let Some(at) = at else { return Some(parcel) };
+        let mut seat = self.outboxes[at].seat();
+        if seat.free > 0 {
+            seat.free -= 1
+        } else {
+            seat.spare = seat.spare.saturating_sub(1)
+        }
+        seat.idle = seat.idle.saturating_sub(1);
+        seat.load_ms += parcel.cost_ms;
+        self.outboxes[at].put(&seat, parcel);
+        self.tables.changed(at, self.outboxes.len());
+        None
+    }
+
+    /// Chooses an executor for a task and puts it into its outbox; gives it back when it must wait.
+    fn assign(&mut self, view: &View, parcel: Parcel) -> Option<Parcel> {
+        let Some((lane, class)) = view.groups.get(&parcel.group) else { return Some(parcel) };
+        let policy = view.policy(parcel.group);
+        if parcel.to.is_some() || policy == Policy::Broadcast {
+            return self.send_to(view, parcel);
+        }
+        let outboxes = &self.outboxes;
+        let table = self.tables.of(view, *class, policy, |at| outboxes[at].seat());
+        let work = Work {
+            cost_ms: parcel.cost_ms,
+            urgent: parcel.urgent,
+            key: parcel.key,
+            chance: fastrand::u64(..),
+        };
+        let chosen = table.choose(&work);
+        let place = chosen.map(|chosen| self.together.settle(class.0, table, &work, chosen));
+        let serving = &view.classes[class.0];
+        // Whoever follows another is no decision.
+        if place == chosen
+            && serving.len() <= SEATS_RECORDED_MAX
+            && let Some((number, at)) = self.decisions.place(fastrand::u64(..))
+        {
+            let executors: Vec<String> =
+                serving.iter().map(|at| view.executors[*at].record.id.clone()).collect();
+            let decision = Decision {
+                number,
+                task: parcel.id.to_string(),
+                queue: lane.queue.to_string(),
+                policy: table.policy(),
+                work,
+                turn: table.turn(),
+                chosen: chosen.and_then(|place| executors.get(place).cloned()),
+                executors,
+                seats: table.seats().to_vec(),
+            };
+            self.decisions.keep(at, decision);
+        }
+        let Some(place) = place else { return Some(parcel) };
+        let seat = table.give(place, parcel.cost_ms);
+        let at = serving[place];
+        self.outboxes[at].put(&seat, parcel);
+        self.tables.changed(at, self.outboxes.len());
+        None
+    }
+}
 
 /// Room that a claim may use; given back when dropped.
 pub(crate) struct Hold<'a> {
@@ -120,6 +297,7 @@ pub(crate) struct Hold<'a> {
     pub normal: u32,
     pub default_quota: Quota,
     pub quotas: Vec<(u32, Quota)>,
+    pub own_weights: Vec<(u32, [u32; 6])>,
     /// How long before its time every executor may be given a task.
     pub ahead_ms: i64,
     pub frozen_plans: Arc<[PlanName]>,
@@ -160,12 +338,14 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub fn new(space: Space, pod: String, tally: Arc<PodTally>) -> Self {
+    /// `sample`: how many routing decisions are kept.
+    pub fn new(space: Space, pod: String, tally: Arc<PodTally>, sample: usize) -> Self {
+        let inner = Inner { decisions: Sample::new(sample), ..Inner::default() };
         Self {
             space,
             pod,
             tally,
-            inner: Mutex::default(),
+            inner: Mutex::new(inner),
             room: Notify::new(),
             room_version: AtomicU64::new(0),
             opened: watch::Sender::new(0),
@@ -197,8 +377,8 @@ impl Dispatcher {
     pub fn seek_room(&self, shared: &Arc<Shared>) {
         let tight: Vec<String> = {
             let inner = self.inner.lock();
-            let tight = |outbox: &Outbox| outbox.credit == 0 && !outbox.tight && !outbox.sending;
-            inner.outboxes.iter().filter(|(_, outbox)| tight(outbox)).map(|(id, _)| id.clone()).collect()
+            let tight = |outbox: &&Outbox| outbox.credit == 0 && !outbox.tight && !outbox.sending;
+            inner.outboxes.iter().filter(tight).map(|outbox| outbox.id.to_string()).collect()
         };
         for executor in tight {
             self.replenish(shared, &executor);
@@ -230,38 +410,48 @@ impl Dispatcher {
     pub fn learn(&self, view: &Arc<View>) {
         let mut inner = self.inner.lock();
         let now = clock::mono();
-        let mut lost = Vec::new();
-        inner.outboxes.retain(|id, outbox| {
-            let live = view.executors.binary_search_by(|e| e.record.id.as_str().cmp(id)).is_ok();
-            if !live {
-                lost.extend(outbox.urgent.drain(..).chain(outbox.normal.drain(..)));
-            }
-            live
-        });
+        let mut before: HashMap<Arc<str>, Outbox> = std::mem::take(&mut inner.outboxes)
+            .into_iter()
+            .map(|outbox| (Arc::clone(&outbox.id), outbox))
+            .collect();
+        // A new one is not to be given all that the others have got already.
+        let fewest = before.values().map(|outbox| outbox.given).min().unwrap_or(0);
+        let same = inner.view.classes == view.classes && before.len() == view.executors.len();
+        let mut kept = 0;
         let pods = view.pods.len().max(1) as u32;
+        let mut outboxes = Vec::with_capacity(view.executors.len());
         for executor in &view.executors {
             let record = &executor.record;
             // What it reported, shared among the pods; the answer to the first offer corrects it.
             let free = record.capacity.saturating_sub(record.busy);
             let share = if record.draining { 0 } else { free.div_ceil(pods) };
-            let outbox = inner.outboxes.entry(record.id.clone()).or_insert_with(|| Outbox {
-                credit: share,
-                spare: record.urgent_slots,
-                heard: now,
-                load_ms: 0.0,
-                urgent: VecDeque::new(),
-                normal: VecDeque::new(),
-                sending: false,
-                ask: false,
-                tight: false,
-            });
-            outbox.load_ms = record.load_ms;
+            let mut outbox = match before.remove(record.id.as_str()) {
+                Some(outbox) => {
+                    kept += 1;
+                    outbox
+                }
+                None => Outbox { credit: share, given: fewest, ..Outbox::new(executor, now) },
+            };
+            outbox.slots = record.slots.max(1);
+            outbox.weigh(executor, now);
             if now.saturating_duration_since(outbox.heard) > FRESH_FOR && !outbox.sending {
                 outbox.credit = share.saturating_sub(outbox.queued());
                 outbox.spare = record.urgent_slots;
                 outbox.tight = false;
             }
+            outboxes.push(outbox);
         }
+        inner.outboxes = outboxes;
+        inner.averages.clear();
+        if same && kept == view.executors.len() {
+            inner.tables.all_changed();
+        } else {
+            inner.tables.clear();
+        }
+        let lost: Vec<Parcel> = before
+            .into_values()
+            .flat_map(|mut outbox| outbox.urgent.drain(..).chain(outbox.normal.drain(..)).collect::<Vec<_>>())
+            .collect();
         let served = |view: &View, code: &u32| view.serving(*code).is_some_and(|serving| !serving.is_empty());
         let opened = inner.view.frozen_plans != view.frozen_plans
             || view.groups.keys().any(|code| served(view, code) && !served(&inner.view, code));
@@ -278,7 +468,8 @@ impl Dispatcher {
     pub fn hold<'a>(&self, shared: &'a Arc<Shared>, most: u32) -> Hold<'a> {
         let mut inner = self.inner.lock();
         let (mut credit, mut spare) = (0, 0);
-        for outbox in inner.outboxes.values() {
+        let counted = |outbox: &&Outbox| inner.view.exclusive_in_use || !outbox.exclusive;
+        for outbox in inner.outboxes.iter().filter(counted) {
             credit += outbox.credit;
             spare += outbox.spare;
         }
@@ -295,6 +486,7 @@ impl Dispatcher {
                 normal: 0,
                 default_quota: Quota::Closed,
                 quotas: Vec::new(),
+                own_weights: Vec::new(),
                 ahead_ms: 0,
                 frozen_plans: Arc::clone(&inner.view.frozen_plans),
             };
@@ -304,7 +496,8 @@ impl Dispatcher {
         let (default_quota, quotas) = quotas(&inner);
         let ahead_ms = inner.view.ahead_ms;
         let frozen_plans = Arc::clone(&inner.view.frozen_plans);
-        Hold { shared, any, normal, default_quota, quotas, ahead_ms, frozen_plans }
+        let own_weights = inner.view.own_weights.clone();
+        Hold { shared, any, normal, default_quota, quotas, own_weights, ahead_ms, frozen_plans }
     }
 
     /// Routes claimed tasks and starts to send them.
@@ -313,7 +506,7 @@ impl Dispatcher {
         let parcels = tasks.into_iter().map(|task| {
             let group = task.lane.group();
             let urgent = task.lane.priority().is_urgent();
-            let cost_ms = own_cost_ms(&task);
+            let (cost_ms, key, to) = own_wishes(&task);
             let offer = Offer {
                 id: task.id,
                 grant: task.grant,
@@ -326,7 +519,7 @@ impl Dispatcher {
                 spec: task.spec,
             };
             let (id, grant) = (offer.id, offer.grant);
-            Parcel { id, grant, group, urgent, cost_ms, since: now, offer: offer.encode() }
+            Parcel { id, grant, group, urgent, cost_ms, key, to, since: now, offer: offer.encode() }
         });
         self.route(shared, parcels.collect());
     }
@@ -337,61 +530,18 @@ impl Dispatcher {
         let view = Arc::clone(&inner.view);
         // A calm pod's offers leave at once: to follow the one before would only mean to wait for its executor.
         if shared.pace.gather().is_zero() {
-            inner.route.part();
+            inner.together.part();
         }
-        let mut table: HashMap<Class, Choices<'_>> = HashMap::new();
         for mut parcel in parcels {
-            let Some((group, class)) = view.groups.get(&parcel.group) else {
-                stranded.push(parcel);
-                continue;
-            };
-            let serving = &view.classes[class.0];
-            if serving.is_empty() || parcel.is_frozen(&view) {
+            if view.serving(parcel.group).is_none_or(<[usize]>::is_empty) || parcel.is_frozen(&view) {
                 stranded.push(parcel);
                 continue;
             }
             if parcel.cost_ms.is_nan() {
-                let known =
-                    serving.iter().find_map(|at| view.executors[*at].average_ms(group.queue.as_str()));
-                parcel.cost_ms = known.unwrap_or(COST_UNKNOWN_MS);
+                parcel.cost_ms = inner.average_ms(&view, parcel.group);
             }
-            let (ids, normal, urgent) = table.entry(*class).or_insert_with(|| {
-                let (mut ids, mut normal, mut urgent) = (Vec::new(), Vec::new(), Vec::new());
-                for at in serving {
-                    let record = &view.executors[*at].record;
-                    if let Some(outbox) = inner.outboxes.get(&record.id) {
-                        ids.push(record.id.as_str());
-                        let slots = record.slots.max(1);
-                        normal.push(Candidate { free: outbox.credit, slots, load_ms: outbox.load_ms });
-                        urgent.push(Candidate {
-                            free: outbox.credit + outbox.spare,
-                            slots,
-                            load_ms: outbox.load_ms,
-                        });
-                    }
-                }
-                (ids, normal, urgent)
-            });
-            let work = Work { cost_ms: parcel.cost_ms };
-            let chosen = inner.route.choose(&work, if parcel.urgent { urgent } else { normal });
-            let Some(at) = chosen else {
-                inner.waiting.push_back(parcel);
-                continue;
-            };
-            if let Some(outbox) = inner.outboxes.get_mut(ids[at]) {
-                outbox.load_ms += parcel.cost_ms;
-                if outbox.credit > 0 {
-                    outbox.credit -= 1
-                } else {
-                    outbox.spare = outbox.spare.saturating_sub(1)
-                }
-                for candidates in [&mut *normal, &mut *urgent] {
-                    candidates[at].load_ms = outbox.load_ms;
-                }
-                normal[at].free = outbox.credit;
-                urgent[at].free = outbox.credit + outbox.spare;
-                if parcel.urgent { outbox.urgent.push_back(parcel) } else { outbox.normal.push_back(parcel) }
-            }
+            let waits = inner.assign(&view, parcel);
+            inner.waiting.extend(waits);
         }
         // Other claims of this moment may bring more for the same executors.
         let gather = inner.claiming > 1 && !shared.pace.gather().is_zero();
@@ -416,13 +566,13 @@ impl Dispatcher {
     fn flush(&self, shared: &Arc<Shared>) {
         let mut inner = self.inner.lock();
         inner.gathering = false;
-        let ready: Vec<String> = inner
+        let ready: Vec<Arc<str>> = inner
             .outboxes
             .iter_mut()
-            .filter(|(_, outbox)| outbox.queued() > 0 && !outbox.sending)
-            .map(|(id, outbox)| {
+            .filter(|outbox| outbox.queued() > 0 && !outbox.sending)
+            .map(|outbox| {
                 outbox.sending = true;
-                id.clone()
+                Arc::clone(&outbox.id)
             })
             .collect();
         drop(inner);
@@ -471,13 +621,13 @@ impl Dispatcher {
         let mut inner = self.inner.lock();
         let epoch = inner.view.freeze.epoch;
         let want = if self.demand.load(Ordering::Relaxed) > 0 { want(&inner.view, executor) } else { 0 };
-        let outbox = inner.outboxes.get_mut(executor)?;
+        let outbox = inner.outbox(executor)?;
         let mut bytes = 0;
         let mut take = |queue: &mut VecDeque<Parcel>, room: usize| {
             let mut out = Vec::new();
             while out.len() < room {
                 let Some(head) = queue.front() else { break };
-                if bytes > 0 && bytes + head.offer.len() > limits::BATCH_MAX_BYTES {
+                if bytes > 0 && bytes + head.offer.len() > limits::CALL_MAX_BYTES {
                     break;
                 }
                 bytes += head.offer.len();
@@ -559,8 +709,10 @@ impl Dispatcher {
                 self.tally.offered.fetch_add(accepted, Ordering::Relaxed);
                 // What nobody has reserved is there for all pods: each counts on its share.
                 let pods = inner.view.pods.len().max(1) as u32;
-                if let Some(outbox) = inner.outboxes.get_mut(executor) {
+                if let Some(outbox) = inner.outbox(executor) {
                     outbox.credit = (reserved + free.div_ceil(pods)).saturating_sub(outbox.queued());
+                    outbox.idle = outbox.idle.min(reserved + free);
+                    outbox.healthy = true;
                     outbox.heard = at;
                     outbox.tight = reserved < low(want);
                 }
@@ -568,9 +720,10 @@ impl Dispatcher {
             Ok(OfferAnswer::Gone) => {
                 back.append(&mut urgent);
                 back.append(&mut normal);
-                if let Some(outbox) = inner.outboxes.get_mut(executor) {
+                if let Some(outbox) = inner.outbox(executor) {
                     back.extend(outbox.urgent.drain(..).chain(outbox.normal.drain(..)));
                     (outbox.credit, outbox.spare, outbox.heard) = (0, 0, at);
+                    outbox.healthy = false;
                 }
             }
             // The news of the freeze is on its way; then they are routed anew or go back.
@@ -584,8 +737,9 @@ impl Dispatcher {
                 shared.ready.failing(clock::mono(), format!("offer: {error}"));
                 back.append(&mut urgent);
                 back.append(&mut normal);
-                if let Some(outbox) = inner.outboxes.get_mut(executor) {
+                if let Some(outbox) = inner.outbox(executor) {
                     (outbox.credit, outbox.heard) = (0, at);
+                    outbox.healthy = false;
                 }
             }
             Err(error) => {
@@ -596,16 +750,18 @@ impl Dispatcher {
                     tracing::warn!(executor, %error, tasks, more_like_it = more, "offer got no answer; its tasks come back by their time-out");
                 }
                 shared.ready.failing(clock::mono(), format!("offer: {error}"));
-                if let Some(outbox) = inner.outboxes.get_mut(executor) {
+                if let Some(outbox) = inner.outbox(executor) {
                     (outbox.credit, outbox.heard) = (0, at);
+                    outbox.healthy = false;
                 }
             }
         }
         for parcel in &back {
-            if let Some(outbox) = inner.outboxes.get_mut(executor) {
+            if let Some(outbox) = inner.outbox(executor) {
                 outbox.load_ms = (outbox.load_ms - parcel.cost_ms).max(0.0);
             }
         }
+        inner.touched(executor);
         drop(inner);
         if !back.is_empty() {
             self.route(shared, back);
@@ -618,7 +774,7 @@ impl Dispatcher {
     fn replenish(&self, shared: &Arc<Shared>, executor: &str) {
         {
             let mut inner = self.inner.lock();
-            let Some(outbox) = inner.outboxes.get_mut(executor) else { return };
+            let Some(outbox) = inner.outbox(executor) else { return };
             outbox.ask = true;
             if outbox.sending {
                 return;
@@ -667,6 +823,12 @@ impl Dispatcher {
         }
     }
 
+    /// A sample of the routing decisions so far, and how many there were.
+    pub fn decisions(&self) -> (Vec<Decision>, u64) {
+        let inner = self.inner.lock();
+        (inner.decisions.kept(), inner.decisions.seen())
+    }
+
     /// Tells the executor that was just given this task that somebody wishes it to stop. Redis does not know yet
     /// where it is. A hint: the flag of its grant is the truth.
     async fn pass_on_cancel(&self, id: TaskId) {
@@ -698,7 +860,7 @@ impl Dispatcher {
         let parcels: Vec<Parcel> = {
             let mut inner = self.inner.lock();
             let mut all: Vec<Parcel> = inner.waiting.drain(..).collect();
-            for outbox in inner.outboxes.values_mut() {
+            for outbox in &mut inner.outboxes {
                 all.extend(outbox.urgent.drain(..).chain(outbox.normal.drain(..)));
             }
             all
@@ -707,7 +869,7 @@ impl Dispatcher {
             self.give_back(parcels, "its pod stopped").await;
         }
         // Offers under way end within their time-out.
-        while self.inner.lock().outboxes.values().any(|outbox| outbox.sending) {
+        while self.inner.lock().outboxes.iter().any(|outbox| outbox.sending) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -727,47 +889,48 @@ fn low(want: u32) -> u32 {
 /// How much of each queue there is room for: the commonest figure as default, the others as exceptions.
 fn quotas(inner: &Inner) -> (Quota, Vec<(u32, Quota)>) {
     let view = &inner.view;
-    let by_class: Vec<Quota> = view
-        .classes
-        .iter()
-        .map(|serving| {
-            if serving.is_empty() {
-                return Quota::Closed;
-            }
-            let (mut normal, mut spare) = (0, 0);
-            for at in serving {
-                if let Some(outbox) = inner.outboxes.get(&view.executors[*at].record.id) {
-                    normal += outbox.credit;
-                    spare += outbox.spare;
-                }
-            }
-            Quota::Open { any: normal + spare, normal }
-        })
-        .collect();
-    let mut sizes = vec![0usize; by_class.len()];
-    for (_, class) in view.groups.values() {
-        sizes[class.0] += 1;
+    let mut by_kind: HashMap<(Class, Policy), (Quota, usize)> = HashMap::new();
+    let rooms = |class: Class, policy: Policy| {
+        let serving = &view.classes[class.0];
+        if serving.is_empty() {
+            return Quota::Closed;
+        }
+        let (normal, spare) = policy.room(
+            serving
+                .iter()
+                .map(|at| inner.outboxes.get(*at).map_or((0, 0), |outbox| (outbox.credit, outbox.spare))),
+        );
+        Quota::Open { any: normal + spare, normal }
+    };
+    for (code, (_, class)) in &view.groups {
+        let kind = (*class, view.policy(*code));
+        by_kind.entry(kind).or_insert_with(|| (rooms(kind.0, kind.1), 0)).1 += 1;
     }
-    let common = (0..sizes.len()).max_by_key(|class| sizes[*class]);
-    let default = common.and_then(|class| by_class.get(class)).copied().unwrap_or(Quota::Closed);
+    let common = by_kind.iter().max_by_key(|(kind, (_, count))| (*count, **kind));
+    let default = common.map_or(Quota::Closed, |(_, (quota, _))| *quota);
+    let of =
+        |code: &u32, class: Class| by_kind.get(&(class, view.policy(*code))).map_or(default, |kind| kind.0);
     let mut out: Vec<(u32, Quota)> = view
         .groups
         .iter()
-        .filter(|(_, (_, class))| by_class[class.0] != default)
-        .map(|(code, (_, class))| (*code, by_class[class.0]))
+        .map(|(code, (_, class))| (*code, of(code, *class)))
+        .filter(|(_, quota)| *quota != default)
         .collect();
     out.sort_unstable_by_key(|(code, quota)| (*quota != Quota::Closed, *code));
     out.truncate(limits::QUOTAS_MAX);
     (default, out)
 }
 
-/// The cost a task names itself; not a number where it names none.
-fn own_cost_ms(task: &Granted) -> f64 {
+/// What a task says itself about where it should go: its cost, not a number where it names none, the hash of
+/// its routing key, and the executor that it is for.
+fn own_wishes(task: &Granted) -> (f64, Option<u64>, Option<Box<str>>) {
     if task.spec.get(1).is_none_or(|flags| flags & spec::EXTRAS == 0) {
-        return f64::NAN;
+        return (f64::NAN, None, None);
     }
-    let spec = Spec::decode(&task.spec, task.id.home().start());
-    spec.ok().and_then(|spec| spec.extras.cost_ms).map_or(f64::NAN, f64::from)
+    let Ok(spec) = Spec::decode(&task.spec, task.id.home().start()) else { return (f64::NAN, None, None) };
+    let key = spec.extras.routing_key.as_deref().map(|key| xxh3_64(key.as_bytes()));
+    let to = spec.extras.part.map(|part| part.to.into_boxed_str());
+    (spec.extras.cost_ms.map_or(f64::NAN, f64::from), key, to)
 }
 
 /// Hears of room, and looks after what waits, until `stop` fires.
@@ -788,7 +951,7 @@ pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
                 let tight: Vec<String> = {
                     let inner = shared.dispatcher.inner.lock();
                     let old = |outbox: &Outbox| outbox.tight && !outbox.sending && outbox.heard.elapsed() > Duration::from_secs(1);
-                    inner.outboxes.iter().filter(|(_, outbox)| old(outbox)).map(|(id, _)| id.clone()).collect()
+                    inner.outboxes.iter().filter(|outbox| old(outbox)).map(|outbox| outbox.id.to_string()).collect()
                 };
                 for executor in tight {
                     shared.dispatcher.replenish(&shared, &executor);

@@ -3,10 +3,9 @@
 use super::view::View;
 use super::{BEATS_PER_LOCK, Shared};
 use crate::metric;
-use crate::model::{Bucket, Grant, TaskId};
+use crate::store::due::hand_back;
 use crate::store::member::{self, PodRecord};
-use crate::store::{Space, StoreError, Subscription, due, queue};
-use std::collections::{HashMap, HashSet};
+use crate::store::{StoreError, Subscription, queue};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -19,7 +18,6 @@ const NEWS_GATHER: Duration = Duration::from_millis(10);
 /// Beats, and publishes what it hears, until `stop` fires.
 pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, stop: CancellationToken) {
     let every = crate::clock::ms(shared.settings.lock_ms / BEATS_PER_LOCK).max(Duration::from_millis(50));
-    let mut seen: HashSet<String> = HashSet::new();
     let mut news =
         ["pods", "executors", "lanes", "freeze", "queues"].map(|room| member::news(&shared.space, room));
     let (mut freeze_epoch, mut queues_epoch) = (0, 0);
@@ -27,14 +25,12 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
     loop {
         let claimed = shared.tally.claimed.load(Ordering::Relaxed);
         match tick(&shared, claimed > claimed_before, [freeze_epoch, queues_epoch]).await {
-            Ok(view) => {
+            Ok((view, lost)) => {
                 claimed_before = claimed;
-                let live: HashSet<String> = view.executors.iter().map(|e| e.record.id.clone()).collect();
-                for lost in seen.difference(&live) {
-                    let (shared, lost) = (Arc::clone(&shared), lost.clone());
+                for lost in lost {
+                    let shared = Arc::clone(&shared);
                     tokio::spawn(async move { hand_back_inbox(&shared, &lost).await });
                 }
-                seen = live;
                 gauges(&shared, &view);
                 let view = Arc::new(view);
                 shared.dispatcher.learn(&view);
@@ -84,11 +80,12 @@ async fn any_news(news: &mut [Subscription; 5]) {
     }
 }
 
+/// Answers who lives, and which executors are lost.
 async fn tick(
     shared: &Shared,
     busy: bool,
     [freeze_epoch, queues_epoch]: [u64; 2],
-) -> Result<View, StoreError> {
+) -> Result<(View, Vec<String>), StoreError> {
     let (space, settings) = (&shared.space, &shared.settings);
     space.keep_spread().await?;
     let me = PodRecord {
@@ -104,11 +101,13 @@ async fn tick(
         queues_epoch,
     };
     let pods = member::beat_pod(space, &me, settings.lock_ms).await?;
-    let executors = member::executors(space).await?;
+    let roll = member::roll(space).await?;
     let groups = space.groups().await?;
     let freeze = queue::frozen(space).await?;
     let queues = queue::refresh(space).await?;
-    Ok(View::new(&pods, executors, groups, freeze, queues))
+    let mut view = View::new(&pods, roll.live, groups, freeze, queues);
+    view.default_policy = settings.routing;
+    Ok((view, roll.lost))
 }
 
 fn gauges(shared: &Shared, view: &View) {
@@ -140,7 +139,7 @@ async fn recall_frozen(shared: Arc<Shared>, view: Arc<View>) {
 
 /// What still lay in a lost executor's inbox goes back to its lanes. Several pods may try; each offer is taken once.
 async fn hand_back_inbox(shared: &Shared, executor: &str) {
-    match member::drain_inbox(&shared.space, executor).await {
+    match member::leave_executor(&shared.space, executor).await {
         Ok(offers) => {
             if !offers.is_empty() {
                 tracing::info!(executor, offers = offers.len(), "handing back the inbox of a lost executor");
@@ -152,21 +151,6 @@ async fn hand_back_inbox(shared: &Shared, executor: &str) {
         }
         Err(error) => {
             tracing::warn!(executor, %error, "could not hand back the inbox of a lost executor; its tasks come back by their dispatch time-out")
-        }
-    }
-}
-
-/// Gives grants of any buckets back. What cannot be given back now comes back by its dispatch time-out.
-pub(super) async fn hand_back(space: &Space, who: &str, cause: &str, rows: Vec<(TaskId, Grant)>) {
-    let mut by_bucket: HashMap<Bucket, Vec<(TaskId, Grant)>> = HashMap::new();
-    for row in rows {
-        by_bucket.entry(row.0.bucket()).or_default().push(row);
-    }
-    for (bucket, rows) in by_bucket {
-        for piece in rows.chunks(crate::limits::BATCH_MAX_ROWS) {
-            if let Err(error) = due::release(space, bucket, who, cause, piece).await {
-                tracing::warn!(%bucket, tasks = piece.len(), %error, "could not hand back; the dispatch time-out will");
-            }
         }
     }
 }

@@ -13,16 +13,20 @@ pub mod membership;
 mod ownership;
 pub mod pace;
 pub mod ready;
+mod record;
 pub mod scheduler;
+mod tables;
 pub mod view;
 
 use crate::limits;
 use crate::model::Priority;
 use crate::model::complaints::Complaints;
+use crate::model::route::Policy;
 use crate::store::{Space, StoreError, member};
 use dispatch::Dispatcher;
 use pace::Pace;
 use ready::Readiness;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -53,6 +57,15 @@ pub struct PodSettings {
     pub look_ahead_ms: i64,
     /// Shares of P0 to P5 in percent of their sum.
     pub weights: [u32; 6],
+    /// How tasks of queues are routed that have no way of their own.
+    pub routing: Policy,
+    /// How many routing decisions are kept with their inputs, a fair sample of all.
+    pub route_sample: usize,
+    /// File into which they are written.
+    pub route_record: Option<PathBuf>,
+    /// How long the oldest task of a priority must have waited for its turn until the priority counts double;
+    /// 0 for never.
+    pub ageing_ms: i64,
 }
 
 impl Default for PodSettings {
@@ -67,6 +80,10 @@ impl Default for PodSettings {
             gather_max_ms: limits::CLAIM_GATHER_MAX_MS,
             look_ahead_ms: limits::LOOK_AHEAD_MS,
             weights: Priority::WEIGHTS,
+            routing: Policy::default(),
+            route_sample: 0,
+            route_record: None,
+            ageing_ms: 0,
         }
     }
 }
@@ -144,8 +161,12 @@ impl Pod {
     /// Errors of Redis do not end it: its loops back off, say why, and go on.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StoreError> {
         let (publish, view) = watch::channel(Arc::new(View::default()));
-        let dispatcher =
-            Dispatcher::new(self.space.clone(), self.settings.id.clone(), Arc::clone(&self.tally));
+        let dispatcher = Dispatcher::new(
+            self.space.clone(),
+            self.settings.id.clone(),
+            Arc::clone(&self.tally),
+            self.settings.route_sample,
+        );
         let shared = Arc::new(Shared {
             dispatcher,
             pace: Pace::new(self.settings.gather_max_ms),
@@ -162,6 +183,7 @@ impl Pod {
         loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
         loops.spawn(fitness::run(Arc::clone(&shared), members.clone()));
         let dispatching = CancellationToken::new();
+        loops.spawn(record::run(Arc::clone(&shared), dispatching.clone()));
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
         let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));
         // The claim loops end first; what they claimed is then delivered or handed back.

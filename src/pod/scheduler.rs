@@ -30,6 +30,7 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
             lock_ms: shared.settings.lock_ms,
             dispatch_ms: shared.settings.dispatch_ms,
             weights: shared.settings.weights,
+            ageing_ms: shared.settings.ageing_ms,
             ..Claim::new(&shared.settings.id, due::random_16())
         },
         seen: None,
@@ -104,6 +105,7 @@ impl Loop {
         self.claim.quotas = std::mem::take(&mut hold.quotas);
         self.claim.ahead_ms = self.look.ahead_ms(hold.ahead_ms);
         self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
+        self.claim.own_weights = std::mem::take(&mut hold.own_weights);
         self.claim.holders = self.shared.space.spread().holders;
         self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
         self.claim.again();

@@ -1,5 +1,8 @@
 //! What a pod knows of the others, as plain data: who lives, who serves which queue.
 
+use crate::model::queue::Routing;
+use crate::model::route::why::Offered;
+use crate::model::route::{BROADCAST, Policy};
 use crate::model::{Labels, LaneGroup, PlanName, QueueTable};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Freeze;
@@ -24,11 +27,9 @@ impl Executor {
 
     /// Whether it takes tasks of a queue with these labels.
     pub fn serves(&self, group: &LaneGroup) -> bool {
-        let queue = group.queue.as_str();
-        !self.record.draining
-            && self.record.capacity + self.record.urgent_slots > 0
-            && self.record.queues.iter().any(|served| served == queue || served == "*")
-            && group.labels.satisfied_by(&self.labels)
+        let Self { record, labels, .. } = self;
+        let offered = Offered { queues: &record.queues, labels, draining: record.draining };
+        record.capacity + record.urgent_slots > 0 && offered.serves(group)
     }
 
     /// Its average run time of a queue's tasks in ms, if it ran some.
@@ -60,6 +61,16 @@ pub struct View {
     pub frozen_plans: Arc<[PlanName]>,
     /// What is set for queues.
     pub queues: Arc<QueueTable>,
+    /// Whether tasks may come that only exclusive executors take.
+    pub exclusive_in_use: bool,
+    /// Executors (places in `executors`) that spread broadcasts.
+    pub spreaders: Vec<usize>,
+    /// How queues are routed that have no way of their own.
+    pub default_policy: Policy,
+    /// How the others are, by code.
+    policies: HashMap<u32, Policy>,
+    /// Weights of queues that have their own, by code.
+    pub own_weights: Vec<(u32, [u32; 6])>,
     /// How long before its time each of the executors may be given a task, in ms; 0 where there is none.
     pub ahead_ms: i64,
 }
@@ -83,6 +94,8 @@ impl View {
         let mut classes: Vec<Vec<usize>> = vec![Vec::new()];
         let mut known: BTreeMap<Vec<usize>, usize> = BTreeMap::from([(Vec::new(), 0)]);
         let mut by_group = HashMap::with_capacity(groups.len());
+        let mut policies = HashMap::new();
+        let mut own_weights = Vec::new();
         for (code, group) in groups {
             // Queues that are frozen or paused are nobody's: their lanes stand aside until they may go on.
             let open = freeze.of_queue(&group.queue).is_none() && queues.pause_of(&group.queue).is_none();
@@ -93,11 +106,23 @@ impl View {
                 classes.push(serving.clone());
                 classes.len() - 1
             });
+            policies.extend(
+                queues.of(&group.queue).routing.as_ref().and_then(Routing::policy).map(|own| (code, own)),
+            );
+            own_weights.extend(queues.of(&group.queue).weights.map(|own| (code, own.0)));
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
         let ahead_ms = executors.iter().map(|executor| executor.record.ahead_ms).min().unwrap_or(0);
         let frozen_plans = freeze.plans().cloned().collect();
+        let default_policy = Policy::default();
+        let spreads = |at: &usize| {
+            let Executor { record, labels, .. } = &*executors[*at];
+            !record.draining && labels.as_slice().iter().any(|label| label == BROADCAST)
+        };
+        let exclusive_in_use = policies.values().any(|own| *own == Policy::Broadcast)
+            || classes.iter().flatten().any(|at| executors[*at].record.is_exclusive());
+        let spreaders = (0..executors.len()).filter(spreads).collect();
         Self {
             pods: names,
             busy_pods,
@@ -107,8 +132,18 @@ impl View {
             freeze,
             frozen_plans,
             queues,
+            exclusive_in_use,
+            spreaders,
+            default_policy,
+            policies,
+            own_weights,
             ahead_ms,
         }
+    }
+
+    /// How a queue's tasks are routed.
+    pub fn policy(&self, group: u32) -> Policy {
+        self.policies.get(&group).copied().unwrap_or(self.default_policy)
     }
 
     /// Executors (places in `executors`) that serve a queue; nothing when its code is not known yet.

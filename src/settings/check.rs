@@ -3,7 +3,9 @@
 use super::layer::{Origin, SettingsError};
 use super::{Settings, Span};
 use crate::limits;
+use crate::model::queue::Weights;
 use crate::model::{Durability, Namespace, Retry};
+use crate::webhook::Allowed;
 use std::fmt;
 
 /// A setting that works but that somebody will regret.
@@ -52,7 +54,11 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     };
     let slots_max = limits::SLOTS_MAX as u32;
     number("redis.pool", s.redis.pool, 1, POOL_MAX)?;
-    number("executor.slots", s.executor.slots, 1, slots_max)?;
+    number("executor.slots", s.executor.slots, 0, slots_max)?;
+    number("pod.route_sample", s.pod.route_sample, 1, limits::ROUTE_SAMPLE_MAX)?;
+    if let Err(error) = s.pod.weights.parse::<Weights>() {
+        return refuse("pod.weights", error.detail);
+    }
     number("executor.urgent_slots", s.executor.urgent_slots, 0, slots_max)?;
     number("executor.prefetch", s.executor.prefetch, 0, slots_max)?;
 
@@ -68,6 +74,7 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     span("pod.lock", s.pod.lock, 500, 60_000)?;
     span("pod.poll", s.pod.poll, 10, 60_000)?;
     span("pod.gather", s.pod.gather, 0, 1_000)?;
+    span("pod.ageing", s.pod.ageing, 0, limits::DUE_AHEAD_MAX_MS)?;
     span("pod.look_ahead", s.pod.look_ahead, 0, limits::LOOK_AHEAD_MAX_MS)?;
     span("executor.heartbeat", s.executor.heartbeat, 100, limits::LOST_AFTER_MS / 3)?;
     span("executor.ack_gather", s.executor.ack_gather, 0, limits::ACK_GATHER_MAX_MS as i64)?;
@@ -84,6 +91,13 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     span("defaults.timeout", s.defaults.timeout, 0, i64::from(u32::MAX))?;
     span("defaults.start_within", s.defaults.start_within, 0, limits::DUE_AHEAD_MAX_MS)?;
     span("defaults.expire_after", s.defaults.expire_after, 0, limits::DUE_AHEAD_MAX_MS)?;
+    span("webhook.timeout", s.webhook.timeout, 10, 600_000)?;
+    number("webhook.per_host", s.webhook.per_host, 1, 1_000)?;
+    number("webhook.batch", s.webhook.batch, 1, limits::BATCH_MAX_ROWS as u32)?;
+    number("webhook.redirects", s.webhook.redirects, 0, 10)?;
+    if let Err(error) = Allowed::read(&s.webhook.allow) {
+        return refuse("webhook.allow", error.detail);
+    }
     if !s.executor.listen.is_empty() && s.executor.listen.parse::<std::net::SocketAddr>().is_err() {
         let detail = format!("{} is no address such as 127.0.0.1:8701", s.executor.listen);
         return refuse("executor.listen", detail);
@@ -181,7 +195,8 @@ mod tests {
         let key = |change: fn(&mut Settings)| with(change).unwrap_err().0;
         assert_eq!(key(|s| s.pod.poll = s.pod.lock), "pod.poll");
         assert_eq!(key(|s| s.redis.connect_timeout = Span::from_ms(2_001)), "redis.connect_timeout");
-        assert_eq!(key(|s| s.executor.slots = 0), "executor.slots");
+        assert_eq!(key(|s| s.pod.weights = "1,2,3".into()), "pod.weights");
+        assert_eq!(key(|s| s.pod.route_sample = 0), "pod.route_sample");
         assert_eq!(key(|s| s.executor.heartbeat = Span::from_ms(3_001)), "executor.heartbeat");
         assert_eq!(key(|s| s.executor.slots = 10_001), "executor.slots");
         assert_eq!(key(|s| s.defaults.retries = 255), "defaults.retries");

@@ -13,6 +13,8 @@ pub use layer::{Flag, Loaded, Origin, SettingsError, Sources};
 pub use near::nearest;
 pub use span::Span;
 
+use crate::executor::WorkKind;
+use crate::model::route::Policy;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -38,6 +40,8 @@ pub struct Settings {
     pub executor: ExecutorSection,
     /// What a task gets whose submitter says nothing else.
     pub defaults: TaskDefaults,
+    /// Web calls.
+    pub webhook: WebhookSection,
     /// Log lines.
     pub log: LogSettings,
     /// Metrics.
@@ -78,6 +82,16 @@ pub struct PodSection {
     pub poll: Span,
     /// Longest gathering of a busy claim loop.
     pub gather: Span,
+    /// How an executor is chosen for tasks of queues that have no way of their own.
+    pub routing: Policy,
+    /// Shares of P0 to P5, in the grammar of [`crate::model::queue::Weights`].
+    pub weights: String,
+    /// How long a task must wait for its turn until its priority's share doubles; zero for never.
+    pub ageing: Span,
+    /// File for a sample of the routing decisions; empty for none.
+    pub route_record: PathBuf,
+    /// How many of them it has.
+    pub route_sample: u32,
     /// How long before it is due a task is claimed.
     pub look_ahead: Span,
 }
@@ -112,8 +126,10 @@ pub struct CryptoSection {
 pub struct ExecutorSection {
     /// Where HTTP is answered; empty for nowhere.
     pub listen: String,
-    /// Tasks that run at the same time.
+    /// Tasks that run at the same time; zero for what suits the kind.
     pub slots: u32,
+    /// What they spend their time with.
+    pub kind: WorkKind,
     /// Slots beside these for P0 and P1 alone.
     pub urgent_slots: u32,
     /// Tasks that may be fetched ahead of free slots.
@@ -152,6 +168,26 @@ pub struct TaskDefaults {
     pub expire_after: Span,
     /// How safe a task must be before its submit answers, in the grammar of [`crate::model::Durability`].
     pub durability: String,
+}
+
+/// Web calls.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WebhookSection {
+    /// File with the keys that calls are signed with; empty for none.
+    pub keys: PathBuf,
+    /// Inner networks that calls may go to, in the grammar of [`crate::webhook::Allowed`].
+    pub allow: String,
+    /// Longest call.
+    pub timeout: Span,
+    /// Calls to one host at a time.
+    pub per_host: u32,
+    /// Most tasks of one call.
+    pub batch: u32,
+    /// Redirects that are followed.
+    pub redirects: u32,
+    /// Whether 3xx and 4xx are tried again.
+    pub retry_refused: bool,
 }
 
 /// Log lines.

@@ -7,6 +7,7 @@ use super::space::Space;
 use crate::limits;
 use crate::model::{Bucket, Grant, LaneCode, Nonce, PlanName, Spec, TaskId, UnixMs, digits};
 use bytes::Bytes;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// How much of one queue (with its labels) may be claimed now.
@@ -55,6 +56,11 @@ pub struct Claim {
     pub expected_now: Option<UnixMs>,
     /// Shares of P0 to P5.
     pub weights: [u32; 6],
+    /// Those of queues that have weights of their own, by code; at most [`limits::QUOTAS_MAX`] count.
+    pub own_weights: Vec<(u32, [u32; 6])>,
+    /// How long the oldest task of a priority must have waited for its turn until the priority counts double; 0 for
+    /// never.
+    pub ageing_ms: i64,
     /// Quota of queues that are not listed.
     pub default_quota: Quota,
     /// Queues with another quota; at most [`limits::QUOTAS_MAX`].
@@ -79,7 +85,7 @@ impl Claim {
             nonce: Nonce::new(fastrand::u64(..)),
             limit: 500,
             normal_limit: 500,
-            max_bytes: limits::BATCH_MAX_BYTES,
+            max_bytes: limits::CALL_MAX_BYTES,
             holders: 1,
             lock_ms: limits::LOCK_MS,
             dispatch_ms: limits::DISPATCH_TIMEOUT_MS,
@@ -87,6 +93,8 @@ impl Claim {
             ahead_ms: 0,
             expected_now: None,
             weights: crate::model::Priority::WEIGHTS,
+            own_weights: Vec::new(),
+            ageing_ms: 0,
             default_quota: Quota::Open { any: 1_000, normal: 1_000 },
             quotas: Vec::new(),
             frozen_plans: Arc::default(),
@@ -199,8 +207,21 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     };
     args.number(fastrand::f64());
     args.number(claim.events_max_bytes).number(claim.dead_keep_ms).number(claim.dead_keep_rows);
-    for weight in claim.weights {
-        args.number(weight.max(1));
+    let own = &claim.own_weights[..claim.own_weights.len().min(limits::QUOTAS_MAX)];
+    for (level, weight) in claim.weights.into_iter().enumerate() {
+        if own.is_empty() && claim.ageing_ms <= 0 {
+            args.number(weight.max(1));
+            continue;
+        }
+        let mut text = format!("{}+{}", weight.max(1), claim.ageing_ms.max(0));
+        for (group, weights) in own {
+            let mut code = [0; 3];
+            digits::write(&mut code, u128::from(*group));
+            text.push(';');
+            text.extend(code.map(char::from));
+            text.push_str(&weights[level].max(1).to_string());
+        }
+        args.bytes(text.as_bytes());
     }
     let pair = |quota: Quota| match quota {
         Quota::Closed => (-1, -1),
@@ -347,4 +368,18 @@ pub async fn yield_bucket(
     args.bytes(clip(pod, 32)).bytes(permit);
     space.call(&script::YIELD, space.guard(bucket), args).await?.ok()?;
     Ok(())
+}
+/// Gives grants of any buckets back. What cannot be given back now comes back by its dispatch time-out.
+pub async fn hand_back(space: &Space, who: &str, cause: &str, rows: Vec<(TaskId, Grant)>) {
+    let mut by_bucket: HashMap<Bucket, Vec<(TaskId, Grant)>> = HashMap::new();
+    for row in rows {
+        by_bucket.entry(row.0.bucket()).or_default().push(row);
+    }
+    for (bucket, rows) in by_bucket {
+        for piece in rows.chunks(limits::BATCH_MAX_ROWS) {
+            if let Err(error) = release(space, bucket, who, cause, piece).await {
+                tracing::warn!(%bucket, tasks = piece.len(), %error, "could not hand back; the dispatch time-out will");
+            }
+        }
+    }
 }

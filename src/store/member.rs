@@ -11,6 +11,8 @@ use crate::model::{Grant, Spec, TaskId, UnixMs};
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
+const EXECUTORS: &str = "executors";
+
 /// How long a pod's reservation of room lasts without being used.
 pub const RESERVATION_MS: i64 = 1_000;
 
@@ -26,9 +28,9 @@ pub struct ExecutorRecord {
     pub queues: Vec<String>,
     /// Labels it has.
     pub labels: Vec<String>,
-    /// Tasks it runs at once.
+    /// Tasks it runs at once: its pool for all priorities.
     pub slots: u32,
-    /// Further slots that only P0 and P1 may use.
+    /// Its pool for P0 and P1 alone, beside these.
     pub urgent_slots: u32,
     /// Most tasks in its inbox and in hand: slots and what it fetches ahead.
     pub capacity: u32,
@@ -38,11 +40,19 @@ pub struct ExecutorRecord {
     pub host: String,
     /// Process id there.
     pub pid: u32,
+    /// The machine it runs on, as far as processes there know each other by their ids; empty where not known.
+    pub machine: String,
+    /// When its process began, in the machine's own count; 0 where not known.
+    pub began: u64,
+    /// Where its journal lies; empty where it keeps none.
+    pub journal_at: String,
+    /// Heartbeats before this one.
+    pub beats: u64,
     /// Estimated work in hand, in ms.
     pub load_ms: f64,
     /// Tasks in hand.
     pub busy: u32,
-    /// Whether it takes nothing new.
+    /// Whether it takes nothing new: it stops, or an operator wants it so.
     pub draining: bool,
     /// Whether it keeps a journal.
     pub journal: bool,
@@ -53,6 +63,13 @@ pub struct ExecutorRecord {
     /// Moving average of run times by queue, in ms.
     #[schema(value_type = Vec<Vec<serde_json::Value>>)]
     pub averages: Vec<(String, f64)>,
+}
+
+impl ExecutorRecord {
+    /// Whether it takes only tasks that ask for a label of its own.
+    pub fn is_exclusive(&self) -> bool {
+        self.labels.iter().any(|label| label.starts_with('@'))
+    }
 }
 
 /// A pod as it reports itself.
@@ -86,14 +103,22 @@ fn registry(space: &Space, room: &str) -> Guard {
     Guard::room(space.namespace(), room)
 }
 
+/// Who was heard of.
+#[derive(Debug, Clone, Default)]
+struct Heard<T> {
+    live: Vec<T>,
+    lost: Vec<String>,
+    drained: Vec<String>,
+}
+
 async fn beat<T: Serialize + for<'de> Deserialize<'de>>(
     space: &Space,
     room: &str,
     me: Option<(&str, &T)>,
     lost_after_ms: i64,
     list: bool,
-) -> Result<Vec<T>, StoreError> {
-    let mut args = space.args(5, 1_024);
+) -> Result<Heard<T>, StoreError> {
+    let mut args = space.args(6, 1_024);
     match me {
         Some((id, record)) => {
             let bytes = rmp_serde::to_vec_named(record).map_err(|error| StoreError::BadReply {
@@ -107,14 +132,25 @@ async fn beat<T: Serialize + for<'de> Deserialize<'de>>(
         }
     }
     args.number(lost_after_ms).bytes(if list { b"1" } else { b"" });
+    args.bytes(if room == EXECUTORS { b"1" } else { b"" });
     let mut fields = space.call(&script::BEAT, &registry(space, room), args).await?.ok()?;
-    let mut out = Vec::with_capacity(fields.left() / 2);
+    let mut out =
+        Heard { live: Vec::with_capacity(fields.left() / 2), lost: Vec::new(), drained: Vec::new() };
+    if !list {
+        return Ok(out);
+    }
+    for (name, ids) in [("lost ones", &mut out.lost), ("drained ones", &mut out.drained)] {
+        let mut listed = fields.fields(name)?;
+        while listed.left() > 0 {
+            ids.push(listed.text("id")?);
+        }
+    }
     while fields.left() > 0 {
         fields.bytes("id")?;
         let record = fields.bytes("record")?;
         // A record of another version that cannot be read is one this process cannot use.
         if let Ok(record) = rmp_serde::from_slice(&record) {
-            out.push(record);
+            out.live.push(record);
         }
     }
     Ok(out)
@@ -126,12 +162,12 @@ pub async fn beat_pod(
     pod: &PodRecord,
     lost_after_ms: i64,
 ) -> Result<Vec<PodRecord>, StoreError> {
-    beat(space, "pods", Some((&pod.id, pod)), lost_after_ms, true).await
+    Ok(beat(space, "pods", Some((&pod.id, pod)), lost_after_ms, true).await?.live)
 }
 
 /// An executor says that it lives, and keeps its inbox open.
 pub async fn beat_executor(space: &Space, executor: &ExecutorRecord) -> Result<(), StoreError> {
-    beat(space, "executors", Some((&executor.id, executor)), limits::LOST_AFTER_MS, false).await?;
+    beat(space, EXECUTORS, Some((&executor.id, executor)), limits::LOST_AFTER_MS, false).await?;
     let mut args = space.args(4, 64);
     let capacity = if executor.draining { 0 } else { executor.capacity };
     args.number(capacity).number(limits::LOST_AFTER_MS).number(executor.urgent_slots);
@@ -141,12 +177,47 @@ pub async fn beat_executor(space: &Space, executor: &ExecutorRecord) -> Result<(
 
 /// All live pods.
 pub async fn pods(space: &Space) -> Result<Vec<PodRecord>, StoreError> {
-    beat(space, "pods", None, limits::LOST_AFTER_MS, true).await
+    Ok(beat::<PodRecord>(space, "pods", None, limits::LOST_AFTER_MS, true).await?.live)
 }
 
-/// All live executors.
+/// The executors.
+#[derive(Debug, Clone, Default)]
+pub struct Executors {
+    /// Those that live; one that an operator lets drain is marked as draining.
+    pub live: Vec<ExecutorRecord>,
+    /// Ids of lost ones after whose inboxes nobody has looked yet.
+    pub lost: Vec<String>,
+    /// Ids of those that an operator lets drain.
+    pub drained: Vec<String>,
+}
+
+/// All live executors, and those that were lost.
+pub async fn roll(space: &Space) -> Result<Executors, StoreError> {
+    let heard = beat::<ExecutorRecord>(space, EXECUTORS, None, limits::LOST_AFTER_MS, true).await?;
+    let Heard { mut live, lost, drained } = heard;
+    for record in live.iter_mut().filter(|record| drained.contains(&record.id)) {
+        record.draining = true;
+    }
+    Ok(Executors { live, lost, drained })
+}
+
+/// All live executors but those beside pods, which have a label that begins with `@` and are for their own tasks.
 pub async fn executors(space: &Space) -> Result<Vec<ExecutorRecord>, StoreError> {
-    beat(space, "executors", None, limits::LOST_AFTER_MS, true).await
+    let mut live = roll(space).await?.live;
+    live.retain(|record| !record.is_exclusive());
+    Ok(live)
+}
+
+/// Says that an executor is to be given nothing new, or may be again. Answers whether this changed it; nothing
+/// when no such executor lives.
+pub async fn drain(space: &Space, id: &str, on: bool) -> Result<Option<bool>, StoreError> {
+    let mut args = space.args(3, 64);
+    args.bytes(clip(id, 32)).bytes(if on { b"1" } else { b"0" });
+    let answer = space.call(&script::DRAIN, &registry(space, EXECUTORS), args).await?;
+    if &answer.word[..] == b"UNKNOWN" {
+        return Ok(None);
+    }
+    Ok(Some(answer.ok()?.int("changed")? == 1))
 }
 
 async fn leave(space: &Space, room: &str, id: &str) -> Result<(), StoreError> {
@@ -161,9 +232,10 @@ pub async fn leave_pod(space: &Space, id: &str) -> Result<(), StoreError> {
     leave(space, "pods", id).await
 }
 
-/// An executor goes in order: its inbox is closed, and what was still in it is answered, to be handed back.
+/// An executor goes in order, or is known to be dead: its inbox is closed, and what was still in it is answered,
+/// to be handed back.
 pub async fn leave_executor(space: &Space, id: &str) -> Result<Vec<Offer>, StoreError> {
-    leave(space, "executors", id).await?;
+    leave(space, EXECUTORS, id).await?;
     drain_inbox(space, id).await
 }
 

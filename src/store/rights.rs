@@ -83,3 +83,28 @@ impl Space {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_of_the_scripts_are_found_in_their_texts() {
+        let all = commands();
+        for name in
+            ["TIME", "HSET", "ZADD", "XADD", "SPUBLISH", "UNLINK", "GETRANGE", "STRLEN", "XLEN", "TYPE"]
+        {
+            assert!(all.contains(name), "{name}");
+        }
+        // The script that asks takes at most so many.
+        assert!(all.len() <= 200 && all.iter().all(|name| name.len() <= 20), "{all:?}");
+        // Names in tables, as in `call(SIZE[t], …)`, are not found by themselves: there must be none beyond these.
+        for script in script::ALL {
+            for rest in script.body.split("= '").skip(1) {
+                let name = rest.split('\'').next().unwrap_or("");
+                let command = name.len() > 2 && name.bytes().all(|byte| byte.is_ascii_uppercase());
+                assert!(!command || all.contains(name), "{} calls {name} by a table", script.name);
+            }
+        }
+    }
+}

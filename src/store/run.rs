@@ -7,6 +7,7 @@ use super::script::{self, Script};
 use super::space::Space;
 use crate::limits;
 use crate::model::{Bucket, Grant, TaskId, UnixMs, digits};
+use bytes::Bytes;
 use std::collections::{BTreeMap, HashSet};
 
 /// A task that starts or is still held.
@@ -351,6 +352,53 @@ async fn ack_piece(
         out[place] = answer;
     }
     Ok(out)
+}
+
+/// What became of something to be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MarkAnswer {
+    /// It is kept.
+    Kept,
+    /// The grant is no longer current.
+    Stale,
+    /// More than a task may keep.
+    Full,
+}
+
+/// Keeps something for a task that runs: progress, a checkpoint, a step that is done.
+pub async fn mark(
+    space: &Space,
+    id: TaskId,
+    grant: Grant,
+    field: &[u8],
+    value: Bytes,
+) -> Result<MarkAnswer, StoreError> {
+    let mut args = space.args(7, 96 + field.len());
+    args.bytes(&[&id.as_bytes()[..], grant.as_bytes()].concat()).bytes(field).shared(value);
+    args.number(limits::MARK_FIELDS_MAX).number(limits::MARK_MAX_BYTES).number(limits::MARK_KEEP_MS / 1_000);
+    let answer = space.call(&script::MARK, space.guard(id.bucket()), args).await?;
+    match &answer.word[..] {
+        b"STALE" => Ok(MarkAnswer::Stale),
+        b"FULL" => Ok(MarkAnswer::Full),
+        _ => answer.ok().map(|_| MarkAnswer::Kept),
+    }
+}
+
+fn mark_key(space: &Space, id: TaskId) -> Bytes {
+    space.guard(id.bucket()).key(&format!("mark:{id}"))
+}
+
+/// What is kept for a task in one field.
+pub async fn marked(space: &Space, id: TaskId, field: &[u8]) -> Result<Option<Bytes>, StoreError> {
+    let key = mark_key(space, id);
+    let args = vec![key.clone(), Bytes::copy_from_slice(field)];
+    space.store().command("HGET", super::At::Key(&key), args).await?.maybe_bytes("HGET")
+}
+
+/// Drops what is kept for a task that has ended.
+pub async fn unmark(space: &Space, id: TaskId) -> Result<(), StoreError> {
+    let key = mark_key(space, id);
+    space.store().command("UNLINK", super::At::Key(&key), vec![key.clone()]).await.map(drop)
 }
 
 #[cfg(test)]

@@ -66,6 +66,7 @@ scripts! {
     RENEW = "run.renew" "allow-oom" ["lib/need" "lib/run" "lib/hold"] "run/renew";
     OFFERED = "run.offer" "allow-oom" ["lib/need" "lib/event" "lib/run" "lib/hold"] "run/offer";
     ACK = "run.ack" "allow-oom" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/wake"] "run/ack";
+    MARK = "run.mark" "" ["lib/need" "lib/run"] "run/mark";
     REDRIVE = "dead.redrive" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
     DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
     FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
@@ -78,6 +79,7 @@ scripts! {
     SPREAD = "queue.spread" "allow-oom" [] "queue/spread";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
     LEAVE = "member.leave" "allow-oom" [] "member/leave";
+    DRAIN = "member.drain" "allow-oom" [] "member/drain";
     INBOX = "member.inbox" "allow-oom" ["lib/room"] "member/inbox";
     OFFER = "member.offer" "allow-oom" ["lib/room"] "member/offer";
     RECALL = "member.recall" "allow-oom" ["lib/room" "lib/digit" "lib/spec"] "member/recall";

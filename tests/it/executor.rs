@@ -17,18 +17,18 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// Nothing here may take this long.
-const NEVER: Duration = Duration::from_secs(30);
+pub(crate) const NEVER: Duration = Duration::from_secs(30);
 
 /// A pod, and executors as they are started.
-struct Town {
-    space: Space,
-    client: Client,
-    stop: CancellationToken,
+pub(crate) struct Town {
+    pub(crate) space: Space,
+    pub(crate) client: Client,
+    pub(crate) stop: CancellationToken,
     pod: JoinHandle<()>,
 }
 
 impl Town {
-    async fn build(bed: &Bed) -> Self {
+    pub(crate) async fn build(bed: &Bed) -> Self {
         let space =
             Space::open(bed.store().await.unwrap(), Namespace::new(bed.namespace()).unwrap()).await.unwrap();
         let stop = CancellationToken::new();
@@ -39,17 +39,17 @@ impl Town {
     }
 
     /// An executor with a connection of its own, as in another process.
-    async fn executor(&self, bed: &Bed) -> ExecutorBuilder {
+    pub(crate) async fn executor(&self, bed: &Bed) -> ExecutorBuilder {
         let space = Space::open(bed.store().await.unwrap(), self.space.namespace().clone()).await.unwrap();
         Executor::builder(space).name("ex").slots(16)
     }
 
-    async fn submit(&self, task: NewTask) -> TaskId {
+    pub(crate) async fn submit(&self, task: NewTask) -> TaskId {
         self.client.submit(task).await.unwrap().id
     }
 
     /// Waits for a state, as a user would.
-    async fn until(&self, id: TaskId, state: State) {
+    pub(crate) async fn until(&self, id: TaskId, state: State) {
         let mut seen = None;
         let waiting = async {
             loop {
@@ -65,7 +65,7 @@ impl Town {
         }
     }
 
-    async fn count(&self, state: &str) -> i64 {
+    pub(crate) async fn count(&self, state: &str) -> i64 {
         let mut sum = 0;
         for number in 0..self.space.spread().buckets {
             sum += read::counts(&self.space, Bucket::new(number).unwrap()).await.unwrap().count(state);
@@ -73,26 +73,26 @@ impl Town {
         sum
     }
 
-    async fn until_count(&self, state: &str, count: i64) {
+    pub(crate) async fn until_count(&self, state: &str, count: i64) {
         let waiting = async { while self.count(state).await != count {} };
         if tokio::time::timeout(NEVER, waiting).await.is_err() {
             panic!("never {count} {state}, but {}", self.count(state).await);
         }
     }
 
-    async fn end(self) {
+    pub(crate) async fn end(self) {
         self.stop.cancel();
         tokio::time::timeout(NEVER, self.pod).await.unwrap().unwrap();
     }
 }
 
-struct Running {
-    id: String,
+pub(crate) struct Running {
+    pub(crate) id: String,
     stop: CancellationToken,
     task: JoinHandle<ExecutorReport>,
 }
 
-fn start(builder: ExecutorBuilder) -> Running {
+pub(crate) fn start(builder: ExecutorBuilder) -> Running {
     let executor = builder.build().unwrap();
     let (id, stop) = (executor.id().to_owned(), CancellationToken::new());
     let halt = stop.clone();
@@ -101,13 +101,13 @@ fn start(builder: ExecutorBuilder) -> Running {
 }
 
 impl Running {
-    async fn end(self) -> ExecutorReport {
+    pub(crate) async fn end(self) -> ExecutorReport {
         self.stop.cancel();
         tokio::time::timeout(NEVER, self.task).await.unwrap().unwrap()
     }
 }
 
-fn task(queue: &str) -> NewTask {
+pub(crate) fn task(queue: &str) -> NewTask {
     NewTask { payload: "hello".into(), ..NewTask::to(QueueName::new(queue).unwrap()) }
 }
 

@@ -2,7 +2,7 @@ use super::super::handler::Signal;
 use super::super::handler::Stop;
 use super::*;
 use crate::model::{Bucket, ExecutionId, Grant, Minute, Nonce, Priority, QueueName, TaskId, UnixMs};
-use axum::http::{HeaderMap, StatusCode};
+use bytes::Bytes;
 use std::sync::Arc;
 use tokio::io::AsyncBufReadExt;
 
@@ -20,6 +20,7 @@ fn task(payload: impl Into<Bytes>) -> Task {
         placement: None,
         plan: None,
         deadline: None,
+        lease_ms: None,
         timeout_ms: None,
         extras: Default::default(),
         payload: payload.into(),
@@ -27,9 +28,8 @@ fn task(payload: impl Into<Bytes>) -> Task {
 }
 
 fn context() -> (Arc<Signal>, Context) {
-    let signal = Arc::new(Signal::default());
-    let context = Context { signal: Arc::clone(&signal), executor: "ex-1".into(), lag_ms: 0, time_out: None };
-    (signal, context)
+    let trial = super::super::trial::Trial::new("push.sms").unwrap();
+    (trial.signal(), trial.into_parts().1)
 }
 
 async fn sh(command: &str, payload: impl Into<Bytes>) -> HandlerResult {
@@ -146,67 +146,5 @@ async fn a_command_that_is_dropped_is_killed_even_if_it_will_not_stop() {
     let _ = running.await;
     while alive(pid.trim()) {
         tokio::task::yield_now().await;
-    }
-}
-
-/// A server that answers with what its path asks for, and the headers and body it was sent.
-async fn server() -> String {
-    use axum::routing::post;
-    let echo = |headers: HeaderMap, body: Bytes| async move {
-        let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("-").to_owned();
-        let names = ["idempotency-key", "x-minutehand-task-id", "x-minutehand-queue", "x-minutehand-attempt"];
-        let seen: Vec<_> = names.iter().map(|name| text(name)).collect();
-        (StatusCode::BAD_REQUEST, format!("{} {}", seen.join(" "), String::from_utf8_lossy(&body)))
-    };
-    let date = [("date", "Wed, 21 Oct 2015 07:28:00 GMT"), ("retry-after", "Wed, 21 Oct 2015 07:28:42 GMT")];
-    let router = axum::Router::new()
-        .route("/ok", post(|| async { StatusCode::NO_CONTENT }))
-        .route("/echo", post(echo))
-        .route(
-            "/busy",
-            post(|| async { (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "7")], "slow down") }),
-        )
-        .route("/date", post(move || async move { (StatusCode::BAD_GATEWAY, date, "") }))
-        .route("/down", post(|| async { (StatusCode::INTERNAL_SERVER_ERROR, "x".repeat(100_000)) }))
-        .route("/moved", post(|| async { (StatusCode::FOUND, [("location", "/ok")], "") }))
-        .route("/never", post(|| async { std::future::pending::<()>().await }));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, router).await });
-    format!("http://{address}")
-}
-
-#[tokio::test]
-async fn the_status_decides() {
-    let server = server().await;
-    let call = async |path: &str| http(&format!("{server}{path}")).unwrap()(task("hello"), context().1).await;
-    assert_eq!(call("/ok").await, Ok(()));
-    let refused = call("/echo").await.unwrap_err();
-    let id = task("").id;
-    let expected = format!("400 Bad Request: {id}.3.0000000009 {id} push.sms 2 hello");
-    assert_eq!((refused.message(), refused.is_fatal()), (expected.as_str(), true));
-    let busy = call("/busy").await.unwrap_err();
-    assert_eq!((busy.wait_ms(), busy.message()), (Some((7_000, false)), "429 Too Many Requests: slow down"));
-    assert_eq!(call("/date").await.unwrap_err().wait_ms(), Some((42_000, true)), "by the server's own clock");
-    let down = call("/down").await.unwrap_err();
-    assert!(!down.is_fatal() && down.wait_ms().is_none() && down.message().len() < 1_100);
-    assert_eq!(call("/moved").await, Err(HandlerError::failed("302 Found")), "not followed");
-    assert!(call("/nowhere").await.unwrap_err().is_fatal());
-}
-
-#[tokio::test]
-async fn no_answer_is_a_failure_and_a_wish_to_stop_is_heard() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let closed = format!("http://{}", listener.local_addr().unwrap());
-    drop(listener);
-    let error = http(&closed).unwrap()(task(""), context().1).await.unwrap_err();
-    assert!(!error.is_fatal() && error.message().contains("refused"), "{error}");
-    let server = server().await;
-    let (signal, context) = context();
-    signal.fire(Stop::Draining);
-    let stopped = http(&format!("{server}/never")).unwrap()(task(""), context).await;
-    assert_eq!(stopped, Err(HandlerError::failed("stopped: executor shuts down")));
-    for wrong in ["", "nonsense", "ftp://host/", "http://"] {
-        assert!(http(wrong).is_err(), "{wrong}");
     }
 }

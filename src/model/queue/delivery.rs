@@ -2,6 +2,7 @@
 
 use super::super::field::{FieldError, Reason, shown};
 use super::super::lane::check_name;
+use super::super::route::Policy;
 use super::super::slice::parse_duration_ms;
 use crate::limits;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -142,14 +143,20 @@ impl FromStr for Weights {
     }
 }
 
-/// Name of the policy by which an executor is chosen.
+/// Name of the [`Policy`] by which an executor is chosen. Kept as text, so that one that this version does not know
+/// does not make the other settings unreadable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Routing(pub String);
 
 impl Routing {
-    /// Checks the form of the name.
+    /// There must be such a policy.
     pub fn check(&self) -> Result<(), FieldError> {
-        check_name("routing", &self.0, limits::LABEL_MAX_BYTES)
+        self.0.parse::<Policy>().map(drop)
+    }
+
+    /// The policy; nothing for one that only another version knows.
+    pub fn policy(&self) -> Option<Policy> {
+        self.0.parse().ok()
     }
 }
