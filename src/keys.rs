@@ -29,6 +29,7 @@
 //! | `dead` | ZSET | ids of dead letters, by time |
 //! | `dead:<id>` | HASH | reason, time, attempts |
 //! | `events` | STREAM | packed moves |
+//! | `cut` | HASH | letter of a move → how many have been trimmed off the stream |
 //! | `counts` | HASH | counters of the conservation law, ripe backlog, deficits |
 //! | `lag:<minute>` | HASH | start − due, as a histogram; ends by itself after 10 minutes |
 //! | `lock` | HASH | pod → permit, until, planned wake-up |
@@ -39,6 +40,8 @@
 //! | --- | --- | --- |
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
 //! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
+//! | `<namespace>:digest` | `digest` (HASH) | how far owners were told of dead letters, and who does it |
+//! | `<namespace>:runs` | `q:<queue>` (HASH) | how long tasks of a queue run, in bins, and how many fail |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:access` | `tokens` (HASH), `notes` (STREAM), `new` (channel) | tokens of the HTTP port, what operators did |
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
@@ -132,6 +135,8 @@ pub enum Kind {
     Letter,
     /// `events`
     Events,
+    /// `cut`
+    Cut,
     /// `counts`
     Counts,
     /// `lag:…`
@@ -146,9 +151,9 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 13] = [
+    pub const SINGLE: [&'static str; 14] = [
         "meta", "agenda", "leases", "recents", "parked", "helds", "at", "run", "tries", "dead", "events",
-        "counts", "lock",
+        "cut", "counts", "lock",
     ];
 
     /// The kind of a name; nothing for a name that is none of ours.
@@ -171,6 +176,7 @@ impl Kind {
             ("tries", None) => Self::Tries,
             ("dead", None) => Self::Dead,
             ("events", None) => Self::Events,
+            ("cut", None) => Self::Cut,
             ("counts", None) => Self::Counts,
             ("lock", None) => Self::Lock,
             ("due", Some(rest)) if is_due_name(rest) => Self::Due,
@@ -205,7 +211,7 @@ impl Kind {
             | Self::Timer
             | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
-            Self::Letter | Self::Mark | Self::Counts | Self::Lag | Self::Lock => "hash",
+            Self::Letter | Self::Mark | Self::Cut | Self::Counts | Self::Lag | Self::Lock => "hash",
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
             Self::Parked => "set",
             Self::Events => "stream",
@@ -225,7 +231,8 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 13] = [
+pub const ROOM_KEYS: [(&str, &str); 14] = [
+    ("digest", "hash"),
     ("tokens", "hash"),
     ("notes", "stream"),
     ("frozen", "hash"),
@@ -249,6 +256,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
         ("lanes", "by_name" | "by_code")
             | ("spread", "spread")
             | ("freeze", "frozen")
+            | ("digest", "digest")
             | ("access", "tokens" | "notes")
             | ("pods" | "executors", "records" | "seen")
             | ("executors", "lost" | "drained")
@@ -257,6 +265,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
     );
     match name {
         "meta" => Some("hash"),
+        _ if room == "runs" && name.strip_prefix("q:").is_some_and(|queue| !queue.is_empty()) => Some("hash"),
         _ => ROOM_KEYS.iter().find(|(known, _)| ours && *known == name).map(|(_, kind)| *kind),
     }
 }
@@ -301,5 +310,6 @@ mod tests {
         }
         assert_eq!(room_key_type("x:ex-1", "inbox"), Some("list"));
         assert_eq!(room_key_type("lanes", "inbox"), None);
+        assert_eq!((room_key_type("runs", "q:a:b"), room_key_type("runs", "x")), (Some("hash"), None));
     }
 }

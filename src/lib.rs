@@ -1,5 +1,8 @@
 //! Minutehand.
 
+// Futures of calls lie within each other deeper than the usual limit.
+#![recursion_limit = "256"]
+
 pub mod cli;
 pub mod client;
 pub mod clock;

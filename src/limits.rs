@@ -133,6 +133,20 @@ pub const RECENT_MAX_BYTES: usize = 4 << 20;
 pub const DEAD_KEEP_MS: i64 = 7 * 86_400_000;
 /// Dead letters beyond this number, over all buckets, are deleted, oldest first.
 pub const DEAD_KEEP_ROWS: usize = 100_000;
+/// Least time between two digests of a queue's dead letters, unless set otherwise.
+pub const DIGEST_EVERY_MS: i64 = 300_000;
+/// Dead letters that one round of digests looks through.
+pub const DIGEST_LETTERS_MAX: usize = 20_000;
+/// Task ids named in a digest.
+pub const DIGEST_IDS_MAX: usize = 10;
+/// Different reasons counted in a digest; there are five.
+pub const DIGEST_REASONS_MAX: usize = 32;
+/// Runs from which on a lease is suggested.
+pub const LEASE_AUTO_RUNS: u64 = 20;
+/// Counts of runs are halved this often: what ran yesterday says little.
+pub const RUNS_FADE_MS: i64 = 3_600_000;
+/// Queues of which one executor adds up the runs in one call.
+pub const RUNS_QUEUES_MAX: usize = 64;
 /// Bytes of events kept per namespace, shared by its buckets.
 pub const EVENTS_MAX_BYTES: usize = 512 << 20;
 

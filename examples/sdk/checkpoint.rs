@@ -27,7 +27,8 @@ async fn count(task: Task, ctx: Context) -> HandlerResult {
 pub async fn run(redis: String, namespace: String) -> anyhow::Result<()> {
     let scheduler = Scheduler::connect(&redis, &namespace).await?.handle("counting", count).start()?;
     let task = NewTask {
-        retry: "fixed:50ms".parse::<Retry>()?.with_retries(2)?,
+        backoff: Some("fixed:50ms".parse::<Retry>()?),
+        retries: Some(2),
         ..NewTask::to(QueueName::new("counting")?)
     };
     let id = scheduler.client().submit(task).await?.id;

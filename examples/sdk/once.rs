@@ -27,7 +27,8 @@ pub async fn run(redis: String, namespace: String) -> anyhow::Result<()> {
         })
         .start()?;
     let task = NewTask {
-        retry: "fixed:50ms".parse::<Retry>()?.with_retries(2)?,
+        backoff: Some("fixed:50ms".parse::<Retry>()?),
+        retries: Some(2),
         ..NewTask::to(QueueName::new("checkout")?)
     };
     let id = scheduler.client().submit(task).await?.id;

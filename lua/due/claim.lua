@@ -372,17 +372,21 @@ do
   end
   local bytes_over = tonumber(meta[4] or 0) - tonumber(ARGV[15])
   if bytes_over > 0 then
-    local old, freed, till = call('XRANGE', P .. 'events', '-', '+', 'COUNT', 64), 0, nil
+    safely(need, 'hash', 'cut')
+    local old, freed, till, moves, work = call('XRANGE', P .. 'events', '-', '+', 'COUNT', 64), 0, nil, {}, 0
     for _, e in ipairs(old) do
-      freed = freed + #e[2][6] + 96
+      local kind, r = e[2][2], e[2][6]
+      work = work + count_moves(kind, r, moves)
+      freed = freed + #r + 96
       till = e[1]
-      if freed >= bytes_over then break end
+      if freed >= bytes_over or work > 8000 then break end
     end
     if till then
       call('XTRIM', P .. 'events', 'MINID', till)
       call('XDEL', P .. 'events', till)
       call('HINCRBY', KEYS[1], 'evb', -freed)
       call('HSET', KEYS[1], 'evtrim', till)
+      for letter, n in pairs(moves) do call('HINCRBY', P .. 'cut', letter, n) end
     end
   end
 end

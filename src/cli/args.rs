@@ -78,6 +78,10 @@ pub enum Command {
     Cancel(IdArgs),
     /// Change when a task is due
     Reschedule(RescheduleArgs),
+    /// Change how urgent a task is
+    Reprioritize(ReprioritizeArgs),
+    /// Change a task's payload, retries or time-outs
+    Edit(EditArgs),
     /// Let nothing more of a queue, a plan or of everything start; what runs goes on
     Freeze(FreezeArgs),
     /// Let what was frozen start again
@@ -419,8 +423,12 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("handler").required(true).args(["exec", "http", "discard"]))]
 #[command(after_help = "\
---exec runs CMD by `sh -c` with the payload on stdin: exit code 0 is a success, another one a failure
-whose error is the end of stderr.
+--exec runs CMD by `sh -c` with the payload on stdin. Exit code 0 is a success; 75 (temporary failure) is tried
+again after 5s and not counted; 65 (bad data) is not tried again; another one is a failure whose error is the end of
+stderr. A last line `retry-after: 30s` on stderr says when to try again: not counted with 75, else counted.
+
+--http posts the payload. 2xx is a success; 429 and 503 with Retry-After are tried again then and not counted; 408,
+425, 429 and 5xx are failures; 3xx and other 4xx are not tried again.
 Examples:
   minutehand work --queue push --slots 64 --exec './send.sh'
   minutehand work --queue push --http http://127.0.0.1:9000/push
@@ -648,6 +656,56 @@ pub struct RescheduleArgs {
     pub due: DueArgs,
 }
 
+/// Options of `reprioritize`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  minutehand reprioritize ID P0")]
+pub struct ReprioritizeArgs {
+    /// Id of the task, as submit printed it
+    pub id: String,
+    /// P0 (most urgent) to P5
+    #[arg(value_name = "P0-P5")]
+    pub priority: String,
+}
+
+/// Options of `edit`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["payload", "retries", "backoff", "timeout", "lease", "start_within", "expire_after"]))]
+#[command(after_help = "\
+A pending task and a dead letter are changed at once. A run that is under way goes on with what it began with, but
+for its retries and its total time-out, which count from now on; the rest counts from the next attempt on.
+Examples:
+  minutehand edit ID --payload @body.json
+  minutehand edit ID --retries 10 --backoff fixed:30s --timeout 2m
+  minutehand edit ID --execution \"$MINUTEHAND_EXECUTION_ID\" --payload 'go on at row 400'")]
+pub struct EditArgs {
+    /// Id of the task, as submit printed it
+    pub id: String,
+    /// Text, @FILE for a file's content, or - for stdin; at most 1 MiB
+    #[arg(long, value_name = "TEXT|@FILE|-", allow_hyphen_values = true)]
+    pub payload: Option<String>,
+    /// Tries after the first one, 0 to 254
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub retries: Option<u32>,
+    /// Wait before them: fixed:200ms, linear:5s:10m or exponential:5s:x5:1h
+    #[arg(long, value_name = "POLICY")]
+    pub backoff: Option<String>,
+    /// Longest run of its handler; 0s for none
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub timeout: Option<String>,
+    /// How long it is good without renewal once it has started, 1s to 24h; 0s for the usual 30 s
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub lease: Option<String>,
+    /// Skip it if it has not started this long after it is due; 0s for never
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub start_within: Option<String>,
+    /// Let it expire this long after it is due; 0s for never
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub expire_after: Option<String>,
+    /// Only while this execution of it has the grant: for handlers that edit their own task
+    #[arg(long, value_name = "EXECUTION ID")]
+    pub execution: Option<String>,
+}
+
 /// Options of `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {}
@@ -764,6 +822,10 @@ mod tests {
             "minutehand executor replay routes.ndjson",
             "minutehand cancel ID",
             "minutehand reschedule ID --in 5m",
+            "minutehand reprioritize ID P0",
+            "minutehand edit ID --payload -x --retries 3 --timeout 0s",
+            "minutehand freeze --plan spring-sale",
+            "minutehand submit --queue Q --plan spring-sale",
             "minutehand status --output json",
             "minutehand check",
             "minutehand config show --origin",
@@ -788,6 +850,10 @@ mod tests {
             "minutehand import f.csv --queue a --queue-column b",
             "minutehand import f.csv --queue a --speed 5",
             "minutehand reschedule ID",
+            "minutehand edit ID",
+            "minutehand edit ID --execution E",
+            "minutehand reprioritize ID",
+            "minutehand freeze --plan a --queue b",
             "minutehand config",
             "minutehand stauts",
             "minutehand demo --pods 0",

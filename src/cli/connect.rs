@@ -2,12 +2,12 @@
 
 use super::dev;
 use super::error::CliError;
-use crate::client::{Client, ClientError, ClientSettings, NewTask, SubmitError};
+use crate::client::{Client, ClientError, Defaults, NewTask, SubmitError};
 use crate::executor::WebhookSettings;
 use crate::limits;
 use crate::model::seal::KeyRing;
 use crate::model::{Namespace, QueueName, Retry};
-use crate::settings::{Loaded, Settings, Span};
+use crate::settings::{Loaded, Origin, Settings, Span};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
 use crate::webhook::{Allowed, Keys, SenderSettings};
 use std::path::Path;
@@ -107,26 +107,43 @@ pub fn keys(settings: &Settings) -> Result<Option<Arc<KeyRing>>, CliError> {
 
 /// A client for one command.
 pub async fn client(loaded: &Loaded) -> Result<Client, CliError> {
-    let namespace = Namespace::new(&loaded.settings.namespace)?;
     let keys = keys(&loaded.settings)?;
-    let client = Client::connect(ClientSettings { redis: settings(&loaded.settings)?, namespace }).await?;
+    // Boxed: futures within futures are laid out to a limited depth.
+    let space = Box::pin(space(loaded)).await?;
+    let client = Client::with_defaults(space, defaults(&loaded.settings)?);
     Ok(match keys {
         Some(keys) => client.with_keys(keys),
         None => client,
     })
 }
 
-/// A task of this queue for which nothing else is said: what the settings say, and so the flags.
-pub fn task(settings: &Settings, queue: QueueName) -> Result<NewTask, CliError> {
+/// What tasks get where neither they nor their queues say something.
+pub fn defaults(settings: &Settings) -> Result<Defaults, CliError> {
     let defaults = &settings.defaults;
     let some = |span: Span| (span.ms() > 0).then(|| span.ms());
     let small = |ms: i64| u32::try_from(ms).unwrap_or(u32::MAX);
-    Ok(NewTask {
+    Ok(Defaults {
         retry: defaults.backoff.parse::<Retry>()?.with_retries(defaults.retries)?,
         lease_ms: some(defaults.lease).filter(|ms| *ms != limits::LEASE_MS).map(small),
         timeout_ms: some(defaults.timeout).map(small),
         start_within_ms: some(defaults.start_within),
         expire_after_ms: some(defaults.expire_after),
+    })
+}
+
+/// A task of this queue that has what the flags say; its queue and the settings say the rest.
+pub fn task(loaded: &Loaded, queue: QueueName) -> Result<NewTask, CliError> {
+    let defaults = &loaded.settings.defaults;
+    let flag = |key: &str| matches!(loaded.origin(key), Origin::Flag(_));
+    let span = |key, span: Span| flag(key).then(|| span.ms());
+    let small = |ms: i64| u32::try_from(ms).unwrap_or(u32::MAX);
+    Ok(NewTask {
+        retries: flag("defaults.retries").then_some(defaults.retries),
+        backoff: if flag("defaults.backoff") { Some(defaults.backoff.parse::<Retry>()?) } else { None },
+        lease_ms: span("defaults.lease", defaults.lease).map(small),
+        timeout_ms: span("defaults.timeout", defaults.timeout).map(small),
+        start_within_ms: span("defaults.start_within", defaults.start_within),
+        expire_after_ms: span("defaults.expire_after", defaults.expire_after),
         durability: defaults.durability.parse()?,
         ..NewTask::to(queue)
     })
@@ -203,7 +220,7 @@ impl From<SubmitError> for CliError {
 mod tests {
     use super::*;
     use crate::cli::error::Exit;
-    use crate::settings::Sources;
+    use crate::settings::{Flag, Sources};
     use std::path::PathBuf;
 
     #[test]
@@ -223,18 +240,32 @@ mod tests {
     }
 
     #[test]
-    fn settings_reach_the_tasks() {
-        let mut loaded = Settings::load(&Sources::default()).unwrap().settings;
+    fn flags_reach_the_tasks_and_settings_the_defaults() {
         let queue = QueueName::new("q").unwrap();
-        let task = |settings: &Settings| task(settings, queue.clone());
-        assert_eq!(task(&loaded), Ok(NewTask::to(queue.clone())));
-        loaded.defaults.backoff = "fixed:200ms".into();
-        loaded.defaults.retries = 7;
-        loaded.defaults.lease = crate::settings::Span::from_ms(4_000);
-        let found = task(&loaded).unwrap();
-        assert_eq!((found.retry.retries, found.retry.wait_ms(3), found.lease_ms), (7, 200, Some(4_000)));
-        loaded.defaults.retries = 255;
-        assert_eq!(task(&loaded).unwrap_err().field.as_deref(), Some("retries"));
+        let flag = |name, key, value: &str| Flag { name, key, value: value.into() };
+        let load = |flags: Vec<Flag>, env: &[(&str, &str)]| {
+            let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            Settings::load(&Sources { flags, env, ..Sources::default() }).unwrap()
+        };
+        let plain = load(Vec::new(), &[]);
+        assert_eq!(task(&plain, queue.clone()), Ok(NewTask::to(queue.clone())));
+        assert_eq!(defaults(&plain.settings), Ok(Defaults::default()));
+        // What the installation says is no wish of the task: a queue may say otherwise.
+        let set = load(
+            Vec::new(),
+            &[("MINUTEHAND__DEFAULTS__RETRIES", "7"), ("MINUTEHAND__DEFAULTS__LEASE", "4s")],
+        );
+        assert_eq!(task(&set, queue.clone()), Ok(NewTask::to(queue.clone())));
+        let base = defaults(&set.settings).unwrap();
+        assert_eq!((base.retry.retries, base.lease_ms, base.timeout_ms), (7, Some(4_000), None));
+        let flags = vec![
+            flag("--backoff", "defaults.backoff", "fixed:200ms"),
+            flag("--lease", "defaults.lease", "30s"),
+            flag("--timeout", "defaults.timeout", "0s"),
+        ];
+        let found = task(&load(flags, &[]), queue).unwrap();
+        assert_eq!((found.retries, found.backoff.unwrap().wait_ms(3)), (None, 200));
+        assert_eq!((found.lease_ms, found.timeout_ms), (Some(30_000), Some(0)));
     }
 
     #[test]

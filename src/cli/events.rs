@@ -3,10 +3,10 @@
 use super::args::{EventsCommand, IdArgs, Output, ReplayArgs, TailArgs};
 use super::error::{CliError, Exit};
 use super::{connect, render};
-use crate::client::ClientError;
-use crate::model::TaskId;
-use crate::model::event::{Event, Move};
+use crate::client::{ClientError, TaskView, Trace};
+use crate::model::event::{Event, Line, Move, Trimmed};
 use crate::model::replay::{Replay, Report};
+use crate::model::{TaskId, UnixMs};
 use crate::settings::Loaded;
 use serde_json::Value;
 use std::io::BufRead;
@@ -26,12 +26,11 @@ pub async fn trace(args: &IdArgs, loaded: &Loaded, output: Output) -> Result<Exi
     if found.events.is_empty() && task.is_none() {
         return Err(ClientError::NotFound(id).into());
     }
-    let value = serde_json::to_value(&found.events).map_err(|error| CliError::failed(error.to_string()))?;
+    let value =
+        serde_json::Value::Array(life(&found, task.as_ref(), UnixMs(client.space().clock().now_ms()))?);
     render::show(output, &value, |_| {
         let mut lines = Vec::new();
-        if let Some(at) = found.gone_before {
-            lines.push(format!("events before {at} are no longer kept"));
-        }
+        lines.extend(found.trimmed.as_ref().map(gone));
         let rows = found.events.iter().map(row);
         lines.push(render::table(&["at", "event", "fence", "by", "cause"], rows.collect()));
         if let Some(task) = &task {
@@ -61,8 +60,41 @@ pub async fn trace(args: &IdArgs, loaded: &Loaded, output: Output) -> Result<Exi
     Ok(Exit::Ok)
 }
 
-fn name(event: Move) -> String {
-    serde_json::to_value(event).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+/// The same for machines: one array, in order. What is gone, attempts whose events are gone, and what holds the task
+/// back now stand in it in the form of events.
+fn life(found: &Trace, task: Option<&TaskView>, now: UnixMs) -> Result<Vec<Value>, CliError> {
+    let entry = |at: &str, event: &str, fence: Option<u32>, executor: &str, cause: &str| serde_json::json!({ "at": at, "event": event, "fence": fence, "executor": executor, "cause": cause });
+    let mut out = Vec::new();
+    for event in &found.events {
+        let value = serde_json::to_value(event).map_err(|error| CliError::failed(error.to_string()))?;
+        out.push((event.at, value));
+    }
+    for attempt in task.iter().flat_map(|task| &task.attempts) {
+        let told = |event: &Event| {
+            event.fence == Some(attempt.fence)
+                && matches!(event.event, Move::Retried | Move::Died | Move::Lost)
+        };
+        if !found.events.iter().any(told) {
+            let at = attempt.at.to_string();
+            out.push((
+                attempt.at,
+                entry(&at, "failed", Some(attempt.fence), &attempt.executor, &attempt.error),
+            ));
+        }
+    }
+    out.sort_by_key(|(at, _)| *at);
+    let mut out: Vec<Value> = out.into_iter().map(|(_, value)| value).collect();
+    if let Some(trimmed) = &found.trimmed {
+        out.insert(0, entry(&trimmed.before.to_string(), "trimmed", None, "", &gone(trimmed)));
+    }
+    if let Some(why) = task.and_then(|task| task.held.as_ref()) {
+        out.push(entry(&now.to_string(), "held", None, "", &format!("held: {why}")));
+    }
+    Ok(out)
+}
+
+fn gone(trimmed: &Trimmed) -> String {
+    format!("events before {} are no longer kept: {} of its bucket", trimmed.before, trimmed.events)
 }
 
 fn row(event: &Event) -> Vec<String> {
@@ -70,7 +102,7 @@ fn row(event: &Event) -> Vec<String> {
     let cause = [due, Some(render::safe(&event.cause)).filter(|cause| !cause.is_empty())];
     vec![
         event.at.to_string(),
-        name(event.event),
+        event.event.to_string(),
         event.fence.map(|fence| fence.to_string()).unwrap_or_default(),
         render::safe(&event.actor),
         cause.into_iter().flatten().collect::<Vec<_>>().join("; "),
@@ -94,9 +126,25 @@ async fn tail(args: &TailArgs, loaded: &Loaded, output: Output) -> Result<Exit, 
     }
     let mut queues: std::collections::HashMap<TaskId, bool> = std::collections::HashMap::new();
     loop {
-        let events = tail.next().await?;
-        let quiet = events.is_empty();
-        for event in events {
+        let lines = tail.next_lines().await?;
+        let quiet = lines.is_empty();
+        for line in lines {
+            let event = match line {
+                Line::Event(event) => event,
+                // Without it a replay would take a stream that was trimmed for one with holes.
+                Line::Trimmed { .. } if output == Output::Json => {
+                    render::print(&serde_json::to_string(&line).unwrap_or_default());
+                    continue;
+                }
+                Line::Trimmed { trimmed } => {
+                    let before = trimmed.before;
+                    eprintln!(
+                        "note: {} events of bucket {} before {before} are no longer kept",
+                        trimmed.events, trimmed.bucket
+                    );
+                    continue;
+                }
+            };
             if wanted.is_some_and(|wanted| wanted != event.event) {
                 continue;
             }
@@ -136,7 +184,7 @@ fn kind(text: &str) -> Result<Move, CliError> {
     serde_json::from_value(Value::String(text.to_owned())).map_err(|_| {
         let detail = format!(
             "{text} is no type of event; there are submitted, claimed, offered, started, succeeded, retried, died, \
-             cancelled, cancel_asked, expired, skipped, handed_back, lost, moved, redriven, deleted, repaired"
+             cancelled, cancel_asked, expired, skipped, handed_back, lost, moved, edited, redriven, deleted, repaired"
         );
         CliError::usage("type", detail)
     })
@@ -189,8 +237,11 @@ fn from_lines(mut lines: impl BufRead, args: &ReplayArgs) -> Result<Report, CliE
         if line.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let event: Event = serde_json::from_slice(&line)
+        let line: Line = serde_json::from_slice(&line)
             .map_err(|error| CliError::usage("file", format!("line {number} is no event: {error}")))?;
-        replay.feed(&event);
+        match line {
+            Line::Event(event) => replay.feed(&event),
+            Line::Trimmed { trimmed } => replay.trim(trimmed.bucket),
+        }
     }
 }

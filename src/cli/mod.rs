@@ -8,6 +8,7 @@ pub mod connect;
 mod dead;
 mod demo;
 pub mod dev;
+mod edit;
 pub mod error;
 mod events;
 pub mod executor;
@@ -126,13 +127,15 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
             let client = connect::client(loaded).await?;
             let any = crate::model::QueueName::new("any")?;
             let plan = args.plan.as_deref().map(crate::model::PlanName::new).transpose()?;
-            let template = crate::client::NewTask { plan, ..connect::task(&loaded.settings, any)? };
+            let template = crate::client::NewTask { plan, ..connect::task(loaded, any)? };
             let now = crate::model::UnixMs(client.space().clock().now_ms());
             import::command::run(args, now, import::sink::ClientSink::new(client, template), output).await
         }
         Command::Get(args) => get::run(args, loaded, output).await,
         Command::Cancel(args) => cancel::run(args, loaded, output).await,
         Command::Reschedule(args) => reschedule::run(args, loaded, output).await,
+        Command::Reprioritize(args) => edit::reprioritize(args, loaded, output).await,
+        Command::Edit(args) => edit::run(args, loaded, output).await,
         Command::Freeze(args) => freeze::run(args, true, loaded, output).await,
         Command::Thaw(args) => freeze::run(args, false, loaded, output).await,
         Command::Executor(command) => executor::run(command, loaded, output).await,

@@ -3,11 +3,12 @@
 use super::args::Output;
 use super::error::{CliError, Exit};
 use super::{connect, render};
-use crate::client::{Client, QueueChange, QueueView};
+use crate::client::{Client, QueueChange, QueueStats, QueueView};
+use crate::limits;
 use crate::model::queue::{DownstreamName, Lease, Owner, Routing, TimeoutDefaults, TryDefaults, Weights};
 use crate::model::slice::parse_duration_ms;
 use crate::model::{FieldError, QueueName, QueueSettings, Reason};
-use crate::settings::Loaded;
+use crate::settings::{Loaded, Span};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
@@ -18,6 +19,8 @@ pub enum QueueCommand {
     List,
     /// Show what is set for a queue; the settings of the installation count for the rest
     Show(QueueArg),
+    /// Show how long a queue's tasks run, how many fail, and which lease that suggests
+    Stats(QueueArg),
     /// Change what is set for a queue; pods follow within a second
     #[command(after_help = "\
 `default` takes a setting away again: the installation's then counts.
@@ -131,6 +134,37 @@ impl QueueSet {
     }
 }
 
+fn figures(stats: &QueueStats) -> String {
+    let figures = &stats.figures;
+    let ms = |ms: Option<i64>| ms.map_or_else(|| "-".to_owned(), |ms| Span::from_ms(ms).to_string());
+    let mut lines = vec![format!("queue {}: {} runs in the last hours", stats.queue, figures.runs)];
+    if figures.runs > 0 {
+        let rate = figures.failure_rate * 100.0;
+        lines.push(format!("failed     {} ({rate:.1} %)", figures.failed));
+        lines.push(format!(
+            "run time   P50 {}, P99 {}, max {}",
+            ms(figures.p50_ms),
+            ms(figures.p99_ms),
+            ms(figures.max_ms)
+        ));
+    }
+    let how = match stats.lease {
+        Some(Lease::Auto) => "auto",
+        Some(Lease::Fixed { .. }) => "set for the queue",
+        None => "the usual one",
+    };
+    lines.push(format!("lease      {} ({how})", ms(Some(stats.lease_ms))));
+    lines.push(match figures.suggested_lease_ms {
+        Some(lease) => format!(
+            "suggested  {} (P99 \u{d7} 3 + 30s); `minutehand queue set {} --lease auto` follows it",
+            ms(Some(lease)),
+            stats.queue
+        ),
+        None => format!("suggested  none yet: {} runs are needed", limits::LEASE_AUTO_RUNS),
+    });
+    lines.join("\n")
+}
+
 /// A client, once what will be done by it was written down.
 async fn noted(loaded: &Loaded, action: &str, queue: &QueueName, why: &str) -> Result<Client, CliError> {
     let client = connect::client(loaded).await?;
@@ -152,6 +186,11 @@ pub async fn run(command: &QueueCommand, loaded: &Loaded, output: Output) -> Res
             let settings = connect::client(loaded).await?.queue(&queue).await?;
             let view = QueueView { queue: queue.to_string(), settings };
             render::show(output, &json(&view)?, |value| lines(&view.queue, &value["settings"]));
+            return Ok(Exit::Ok);
+        }
+        QueueCommand::Stats(queue) => {
+            let stats = connect::client(loaded).await?.queue_stats(&name(queue)?).await?;
+            render::show(output, &json(&stats)?, |_| figures(&stats));
             return Ok(Exit::Ok);
         }
         QueueCommand::Set(set) => {

@@ -2,14 +2,14 @@
 
 use super::error::{CliError, Exit};
 use super::{connect, render, signal};
-use crate::client::Client;
+use crate::client::{Client, NewTask};
 use crate::clock;
 use crate::embed::house::House;
 use crate::http::{self, Api, Door, Ops};
 use crate::model::queue::Weights;
 use crate::model::{Namespace, QueueName};
 use crate::pod::ready::Readiness;
-use crate::pod::{Pod, PodSettings};
+use crate::pod::{DigestSettings, Pod, PodSettings};
 use crate::settings::{Loaded, Settings};
 use crate::store::{Space, StoreError};
 use crate::telemetry;
@@ -61,7 +61,7 @@ pub async fn prepare(
     metrics: Option<metrics_exporter_prometheus::PrometheusHandle>,
 ) -> Result<Served, CliError> {
     let wanted = settings.pod.listen;
-    let client = Client::new(space.clone());
+    let client = Client::with_defaults(space.clone(), connect::defaults(settings)?);
     let door = door(&client, settings).await?;
     let tls = match settings.http.tls_cert.as_os_str().is_empty() {
         true => None,
@@ -78,6 +78,10 @@ pub async fn prepare(
         poll_ms: settings.pod.poll.ms(),
         dispatch_ms: settings.defaults.dispatch_timeout.ms(),
         gather_max_ms: settings.pod.gather.ms().unsigned_abs(),
+        digest: DigestSettings {
+            webhook: Some(settings.alerts.dead_webhook.clone()).filter(|url| !url.is_empty()),
+            every_ms: settings.alerts.dead_every.ms(),
+        },
         weights: settings.pod.weights.parse::<Weights>()?.0,
         routing: settings.pod.routing,
         ageing_ms: settings.pod.ageing.ms(),
@@ -103,7 +107,8 @@ impl Served {
     pub async fn run(self, settings: &Settings, stop: CancellationToken) -> Result<(), CliError> {
         let ended = CancellationToken::new();
         let ops = Ops { metrics: self.metrics.clone(), ready: Some(self.pod.ready()) };
-        let template = super::connect::task(settings, QueueName::new("any")?)?;
+        let any = NewTask::to(QueueName::new("any")?);
+        let template = NewTask { durability: settings.defaults.durability.parse()?, ..any };
         let api = Api::new(self.client, template, self.door, ended.clone())
             .poll_wait(settings.http.poll_wait.duration());
         let web =

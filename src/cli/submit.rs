@@ -29,7 +29,7 @@ pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
         key,
         plan: args.plan.as_deref().map(PlanName::new).transpose()?,
         payload: payload(&args.payload)?,
-        ..connect::task(&loaded.settings, QueueName::new(&args.queue)?)?
+        ..connect::task(loaded, QueueName::new(&args.queue)?)?
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Client, ClientError, repeat};
 use crate::limits;
-use crate::model::event::Event;
+use crate::model::event::{Event, Line, Trimmed};
 use crate::model::replay::{Replay, Report};
 use crate::model::{Bucket, FieldError, Reason, TaskId, UnixMs};
 use crate::store::events::{self, Stretch};
@@ -15,8 +15,8 @@ use std::str::FromStr;
 pub struct Trace {
     /// Its moves, in order.
     pub events: Vec<Event>,
-    /// Events before this instant have been trimmed away; its submission may be among them.
-    pub gone_before: Option<UnixMs>,
+    /// Events of its bucket that have been trimmed away; its submission may be among them.
+    pub trimmed: Option<Trimmed>,
 }
 
 /// Reads the events of all buckets as they come.
@@ -64,7 +64,7 @@ impl Client {
         let found = repeat(space, || events::trace(space, id)).await?;
         let begins =
             found.events.first().is_some_and(|event| event.event == crate::model::event::Move::Submitted);
-        Ok(Trace { events: found.events, gone_before: found.trimmed_before.filter(|_| !begins) })
+        Ok(Trace { events: found.events, trimmed: found.trimmed.filter(|_| !begins) })
     }
 
     /// Reads events from the start of what is kept.
@@ -95,8 +95,11 @@ impl Client {
         for (bucket, replay) in replays.iter_mut().enumerate() {
             loop {
                 let stretch = tail.read(bucket).await?;
-                let trimmed = stretch.trimmed_before.is_some();
-                let replay = replay.get_or_insert_with(|| Replay::new(trimmed));
+                let replay = replay.get_or_insert_with(|| Replay::new(false));
+                // The stream begins at a trim marker, or was trimmed while it was read.
+                if stretch.gap {
+                    replay.trim(u16::try_from(bucket).unwrap_or(0));
+                }
                 stretch.events.iter().for_each(|event| replay.feed(event));
                 if !stretch.more {
                     break;
@@ -154,6 +157,19 @@ impl EventTail {
             out.extend(self.read(bucket).await?.events);
         }
         out.sort_by_key(|event| event.at);
+        Ok(out)
+    }
+
+    /// The same; where events are gone that nobody has read, this stands first.
+    pub async fn next_lines(&mut self) -> Result<Vec<Line>, ClientError> {
+        let (mut out, mut events) = (Vec::new(), Vec::new());
+        for bucket in 0..self.after.len() {
+            let stretch = self.read(bucket).await?;
+            out.extend(stretch.trimmed.filter(|_| stretch.gap).map(|trimmed| Line::Trimmed { trimmed }));
+            events.extend(stretch.events);
+        }
+        events.sort_by_key(|event| event.at);
+        out.extend(events.into_iter().map(Line::Event));
         Ok(out)
     }
 }

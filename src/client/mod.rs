@@ -4,6 +4,8 @@
 
 mod access;
 mod dead;
+mod defaults;
+mod edit;
 mod executors;
 mod history;
 mod holds;
@@ -15,11 +17,13 @@ mod submit;
 
 pub use access::{NewToken, token_fits, token_hash};
 pub use dead::{DeadCursor, DeadFilter, DeadView, Redriven};
+pub use defaults::Defaults;
+pub use edit::{Edit, Edited};
 pub use executors::{Drained, ExecutorView, Pools};
 pub use history::{EventPlace, EventTail, Trace};
 pub use holds::{HeldQueue, Holds};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
-pub use queues::{QueueChange, QueueView};
+pub use queues::{QueueChange, QueueStats, QueueView};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, NewTask, SubmitError, Submitted};
 
@@ -125,6 +129,7 @@ pub struct Client {
 #[derive(Debug)]
 struct Inner {
     space: Space,
+    defaults: Defaults,
     batcher: submit::Batcher,
     quota: quota::QuotaWatch,
 }
@@ -138,8 +143,14 @@ impl Client {
 
     /// A client on a space that is open already. Must be called within a tokio runtime.
     pub fn new(space: Space) -> Self {
-        let batcher = submit::Batcher::start(space.clone());
-        Self { inner: Arc::new(Inner { space, batcher, quota: quota::QuotaWatch::default() }), keys: None }
+        Self::with_defaults(space, Defaults::default())
+    }
+
+    /// The same, where the installation has defaults of its own for tasks. Must be called within a tokio runtime.
+    pub fn with_defaults(space: Space, defaults: Defaults) -> Self {
+        let batcher = submit::Batcher::start(space.clone(), defaults);
+        let inner = Inner { space, defaults, batcher, quota: quota::QuotaWatch::default() };
+        Self { inner: Arc::new(inner), keys: None }
     }
 
     /// The same with keys: payloads are sealed before they leave, and opened when they are looked at.
@@ -177,7 +188,7 @@ impl Client {
     ) -> Result<Vec<Result<Submitted, SubmitError>>, ClientError> {
         self.within_quota(tasks.len()).await?;
         let tasks = tasks.into_iter().map(|task| self.sealed(task)).collect::<Result<_, _>>()?;
-        submit::submit_batch(&self.inner.space, tasks).await
+        submit::submit_batch(&self.inner.space, &self.inner.defaults, tasks).await
     }
 
     /// A stream of tasks with back-pressure, for large plans.

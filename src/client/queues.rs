@@ -1,7 +1,9 @@
 //! What is set for queues: read, changed, and followed by the pods.
 
 use super::{Client, ClientError, FOLLOW_MAX, repeat};
-use crate::model::queue::Pause;
+use crate::limits;
+use crate::model::queue::{Lease, Pause};
+use crate::model::runs::RunFigures;
 use crate::model::{FieldError, QueueName, QueueSettings, UnixMs};
 use crate::store::queue::{self, PutAnswer};
 use crate::store::{StoreError, member};
@@ -19,6 +21,21 @@ pub struct QueueView {
     /// What is set for it.
     #[schema(value_type = Object)]
     pub settings: QueueSettings,
+}
+
+/// How a queue's tasks run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct QueueStats {
+    /// The queue.
+    pub queue: String,
+    /// Its runs.
+    #[serde(flatten)]
+    pub figures: RunFigures,
+    /// What is set for its lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Lease>,
+    /// The lease of its tasks that name none, in ms.
+    pub lease_ms: i64,
 }
 
 /// What a change did.
@@ -40,6 +57,20 @@ impl Client {
     pub async fn queue(&self, queue: &QueueName) -> Result<QueueSettings, ClientError> {
         let space = self.space();
         Ok(repeat(space, || queue::refresh(space)).await?.of(queue).clone())
+    }
+
+    /// How long a queue's tasks run and how many fail, by what its executors reported of the last hours.
+    pub async fn queue_stats(&self, queue: &QueueName) -> Result<QueueStats, ClientError> {
+        let space = self.space();
+        let set = repeat(space, || queue::refresh(space)).await?.of(queue).lease;
+        let runs = repeat(space, || queue::runs(space, queue)).await?;
+        let figures = runs.figures();
+        let lease_ms = match set {
+            Some(Lease::Fixed { ms }) => ms,
+            Some(Lease::Auto) => figures.suggested_lease_ms.unwrap_or(limits::LEASE_MS),
+            None => limits::LEASE_MS,
+        };
+        Ok(QueueStats { queue: queue.to_string(), figures, lease: set, lease_ms })
     }
 
     /// All queues that tasks have been submitted to or for which something is set, by name.

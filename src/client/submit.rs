@@ -1,5 +1,6 @@
 //! From a new task to a row in its bucket.
 
+use super::defaults::{Defaults, Resolved};
 use super::{ClientError, REPEAT_MAX, is_refusal};
 use crate::clock;
 use crate::limits;
@@ -13,7 +14,7 @@ use crate::model::{
     UnixMs,
 };
 use crate::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
-use crate::store::{Shortfall, Space, StoreError};
+use crate::store::{Shortfall, Space, StoreError, queue};
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -47,7 +48,8 @@ impl Due {
     }
 }
 
-/// A task to be submitted. All but the queue has a default.
+/// A task to be submitted. All but the queue has a default: what is not there is what the queue says, else the
+/// installation. A time of 0 means none.
 ///
 /// ```
 /// use minutehand::client::{Due, NewTask};
@@ -58,7 +60,7 @@ impl Due {
 ///     payload: "hello".into(),
 ///     ..NewTask::to(QueueName::new("push.sms").unwrap())
 /// };
-/// assert_eq!(task.retry.retries, 2);
+/// assert_eq!(task.retries, None);
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewTask {
@@ -70,8 +72,10 @@ pub struct NewTask {
     pub priority: Priority,
     /// When it is due.
     pub due: Due,
-    /// When it is tried again.
-    pub retry: Retry,
+    /// Tries after the first one, 0 to 254.
+    pub retries: Option<u32>,
+    /// Waits before them; its own number of retries counts for nothing.
+    pub backoff: Option<Retry>,
     /// Idempotency key.
     pub key: Option<Key>,
     /// Placement key: recipient, tenant or order.
@@ -95,14 +99,15 @@ pub struct NewTask {
 }
 
 impl NewTask {
-    /// A task of a queue: due now, P3, two retries, no key, no payload.
+    /// A task of a queue: due now, P3, no key, no payload.
     pub fn to(queue: QueueName) -> Self {
         Self {
             queue,
             labels: Labels::default(),
             priority: Priority::default(),
             due: Due::Now,
-            retry: Retry::default(),
+            retries: None,
+            backoff: None,
             key: None,
             placement: None,
             plan: None,
@@ -120,7 +125,7 @@ impl NewTask {
         LaneGroup { queue: self.queue.clone(), labels: self.labels.clone() }
     }
 
-    fn into_spec(self, group: u32, now: UnixMs) -> Result<Spec, FieldError> {
+    fn into_spec(self, group: u32, now: UnixMs, resolved: Resolved) -> Result<Spec, FieldError> {
         let due = self.due.resolve(now)?;
         let later = |field, ms: Option<i64>| match ms {
             Some(ms) if ms <= 0 => {
@@ -132,14 +137,14 @@ impl NewTask {
         let spec = Spec {
             lane: LaneCode::new(group, self.priority, Tier::FRESH),
             due,
-            retry: self.retry,
+            retry: resolved.retry,
             key: self.key,
             placement: self.placement,
             plan: self.plan,
-            deadline: later("expire_after", self.expire_after_ms)?,
-            start_before: later("start_within", self.start_within_ms)?,
-            lease_ms: self.lease_ms,
-            timeout_ms: self.timeout_ms,
+            deadline: later("expire_after", resolved.expire_after_ms)?,
+            start_before: later("start_within", resolved.start_within_ms)?,
+            lease_ms: resolved.lease_ms,
+            timeout_ms: resolved.timeout_ms,
             extras: self.extras,
             payload: self.payload,
         };
@@ -205,11 +210,17 @@ struct Pending {
 /// Submits tasks; answers each, in order.
 pub(super) async fn submit_batch(
     space: &Space,
+    defaults: &Defaults,
     tasks: Vec<NewTask>,
 ) -> Result<Vec<Result<Submitted, SubmitError>>, ClientError> {
     let mut codes: HashMap<LaneGroup, u32> = HashMap::new();
     let mut answers: Vec<Option<Result<Submitted, SubmitError>>> = vec![None; tasks.len()];
     let spread = space.keep_spread().await?;
+    let queues = match queue::settings(space).await {
+        Ok(queues) => queues,
+        // What was read before holds for as long as nothing newer can be had.
+        Err(error) => queue::known_settings(space).ok_or(error)?,
+    };
     let now = UnixMs(space.clock().now_ms());
     let mut rows = Vec::with_capacity(tasks.len());
     let mut last: Option<(LaneGroup, u32)> = None;
@@ -244,7 +255,8 @@ pub(super) async fn submit_batch(
             continue;
         }
         let durability = task.durability;
-        match task.into_spec(group, now) {
+        let resolved = defaults.resolve(&task, queues.of(&task.queue));
+        match resolved.and_then(|resolved| task.into_spec(group, now, resolved)) {
             Ok(spec) => {
                 let key = spec.placement.as_ref().or(spec.key.as_ref().map(|key| &key.bytes));
                 let fixed = key.map(|key| Bucket::of_key(key, spread.key_buckets));
@@ -375,7 +387,7 @@ pub(super) struct Batcher {
 }
 
 impl Batcher {
-    pub fn start(space: Space) -> Self {
+    pub fn start(space: Space, defaults: Defaults) -> Self {
         let (queue, mut tasks) = mpsc::channel::<One>(limits::COMMAND_BUFFER_MAX);
         tokio::spawn(async move {
             let permits = Arc::new(Semaphore::new(CALLS_AT_ONCE));
@@ -388,7 +400,7 @@ impl Batcher {
                 let space = space.clone();
                 tokio::spawn(async move {
                     let (tasks, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-                    match submit_batch(&space, tasks).await {
+                    match submit_batch(&space, &defaults, tasks).await {
                         Ok(done) => {
                             for (answer, to) in done.into_iter().zip(answers) {
                                 let _ = to.send(answer.map_err(ClientError::from));

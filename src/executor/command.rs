@@ -2,6 +2,7 @@
 
 use super::handler::{Context, HandlerError, HandlerFuture, HandlerResult, Task, tail};
 use crate::limits;
+use crate::model::slice::parse_duration_ms;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -9,7 +10,11 @@ use tokio::process::{Child, Command};
 
 /// `EX_TEMPFAIL` of sysexits.h: not now, try again later. Not counted as an attempt.
 const EXIT_TEMPFAIL: i32 = 75;
-/// How much later that is.
+/// `EX_DATAERR` of sysexits.h: the same input would fail again. Not tried again.
+const EXIT_DATAERR: i32 = 65;
+/// What the last line on standard error begins with that says when to try again.
+const RETRY_AFTER_LINE: &str = "retry-after:";
+/// How much later `EX_TEMPFAIL` means where nothing else is said.
 const TEMPFAIL_WAIT_MS: i64 = 5_000;
 /// From asking a command to stop until it is made to.
 const TERM_GRACE: Duration = Duration::from_secs(2);
@@ -24,9 +29,10 @@ pub fn discard() -> impl Fn(Task, Context) -> std::future::Ready<HandlerResult> 
 /// A handler that runs `command` by `sh -c`, with the payload on its standard input.
 ///
 /// The environment has `MINUTEHAND_TASK_ID`, `_EXECUTION_ID`, `_QUEUE`, `_ATTEMPT` and `_DUE` (RFC
-/// 3339). Exit code 0 is success; 75 (`EX_TEMPFAIL`) is tried again after 5 s and not counted; any
-/// other, and a signal, is a failure whose text is the end of the standard error. Standard output
-/// is read and thrown away. A command that is cancelled or times out gets SIGTERM and, 2 s later,
+/// 3339). Exit code 0 is success; 75 (`EX_TEMPFAIL`) is tried again after 5 s and not counted; 65
+/// (`EX_DATAERR`) is not tried again; any other, and a signal, is a failure whose text is the end of
+/// the standard error. Where the last line of that reads `retry-after: 30s`, the task is tried again
+/// then: not counted with 75, counted with any other code but 65. Standard output is read and thrown away. A command that is cancelled or times out gets SIGTERM and, 2 s later,
 /// SIGKILL, with everything that it started in its process group.
 pub fn exec(command: impl Into<String>) -> impl Fn(Task, Context) -> HandlerFuture + Send + Sync + 'static {
     let command: std::sync::Arc<str> = command.into().into();
@@ -139,10 +145,19 @@ fn judge(status: ExitStatus, errors: String) -> HandlerResult {
     let text = || {
         if errors.is_empty() { how_it_ended(status) } else { format!("{}: {errors}", how_it_ended(status)) }
     };
-    match status.code() {
-        Some(0) => Ok(()),
-        Some(EXIT_TEMPFAIL) => Err(HandlerError::retry_after(TEMPFAIL_WAIT_MS, false, text())),
-        _ => Err(HandlerError::failed(text())),
+    let wait_ms = errors
+        .lines()
+        .next_back()
+        .and_then(|line| line.trim().strip_prefix(RETRY_AFTER_LINE))
+        .and_then(|time| parse_duration_ms("retry-after", time.trim()).ok());
+    match (status.code(), wait_ms) {
+        (Some(0), _) => Ok(()),
+        (Some(EXIT_DATAERR), _) => Err(HandlerError::fatal(text())),
+        (Some(EXIT_TEMPFAIL), wait) => {
+            Err(HandlerError::retry_after(wait.unwrap_or(TEMPFAIL_WAIT_MS), false, text()))
+        }
+        (_, Some(wait)) => Err(HandlerError::retry_after(wait, true, text())),
+        (_, None) => Err(HandlerError::failed(text())),
     }
 }
 

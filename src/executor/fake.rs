@@ -3,6 +3,8 @@
 //! It goes by tokio's clock, so that tests may stop time, and it can be told to fail.
 
 use super::link::*;
+use crate::model::queue::Lease;
+use crate::model::runs::Runs;
 use crate::model::spec::Extras;
 use crate::model::{
     Bucket, ExecutionId, Grant, LaneCode, LaneGroup, Minute, Nonce, Priority, QueueName, Retry, Spec, TaskId,
@@ -260,6 +262,10 @@ impl Link for Fake {
         self.state.lock().beats.push(record.clone());
         self.changed.notify_waiters();
         Ok(())
+    }
+
+    async fn runs(&self, new: &[(QueueName, Runs)]) -> Result<Vec<(Runs, Option<Lease>)>, StoreError> {
+        Ok(new.iter().map(|(_, runs)| (runs.clone(), None)).collect())
     }
 
     async fn mark(

@@ -13,11 +13,12 @@
 use super::handler::{Handler, Signal, Stop};
 use super::link::{Offer, StartAnswer, StartRow};
 use crate::limits;
+use crate::model::runs::Runs;
 use crate::model::{Bucket, ExecutionId, Grant, Labels, PlanName, QueueName, Spec, TaskId, UnixMs};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -57,11 +58,21 @@ pub(super) struct Queue {
     pub handler: Option<Handler>,
     /// Moving average of the run time in ms, as the bits of an `f64`; NaN until the first run.
     average_ms: AtomicU64,
+    /// Runs that have not been reported yet.
+    runs: Mutex<Runs>,
+    /// Lease of tasks that name none, in ms.
+    lease_ms: AtomicI64,
 }
 
 impl Queue {
     pub fn new(name: QueueName, handler: Option<Handler>) -> Self {
-        Self { name, handler, average_ms: AtomicU64::new(f64::NAN.to_bits()) }
+        Self {
+            name,
+            handler,
+            average_ms: AtomicU64::new(f64::NAN.to_bits()),
+            runs: Mutex::default(),
+            lease_ms: AtomicI64::new(limits::LEASE_MS),
+        }
     }
 
     pub fn average_ms(&self) -> Option<f64> {
@@ -69,8 +80,24 @@ impl Queue {
         (!value.is_nan()).then_some(value)
     }
 
+    /// Runs since this was last asked.
+    pub fn take_runs(&self) -> Runs {
+        std::mem::take(&mut *self.runs.lock())
+    }
+
+    /// Runs that could not be reported count the next time.
+    pub fn put_back(&self, runs: &Runs) {
+        self.runs.lock().merge(runs);
+    }
+
+    /// Tasks that arrive from now on and name no lease get this one.
+    pub fn set_lease(&self, ms: i64) {
+        self.lease_ms.store(ms, Ordering::Relaxed);
+    }
+
     /// Only called under the lock of the table.
-    fn took(&self, ms: f64) {
+    fn took(&self, ms: f64, failed: bool) {
+        self.runs.lock().add(ms as i64, failed);
         let average = averaged(self.average_ms(), ms);
         self.average_ms.store(average.to_bits(), Ordering::Relaxed);
     }
@@ -265,6 +292,8 @@ pub(super) enum End {
     Outcome {
         /// Run time in ms, if the handler ran.
         took_ms: Option<f64>,
+        /// Whether that counts as a failure.
+        failed: bool,
     },
     /// Nothing will be reported: the grant is stale, or the task is handed back.
     Dropped,
@@ -402,7 +431,8 @@ impl Hands {
                 tracing::debug!(execution = %task.execution, "offered twice; the second is left out");
                 continue;
             }
-            let lease = task.spec.lease_ms.map_or(limits::LEASE_MS, i64::from);
+            let usual = || task.route.queue.lease_ms.load(Ordering::Relaxed);
+            let lease = task.spec.lease_ms.map_or_else(usual, i64::from);
             let wished =
                 inner.wished.iter().any(|(at, id)| *id == task.execution.id && task.taken < *at + WISH_KEPT);
             let held = Held {
@@ -477,9 +507,9 @@ impl Hands {
         inner.running[pool as usize] -= 1;
         let cost_ms = match end {
             End::Dropped => inner.forget(execution).map(|held| held.cost_ms),
-            End::Outcome { took_ms } => {
+            End::Outcome { took_ms, failed } => {
                 if let Some(ms) = took_ms {
-                    queue.took(ms);
+                    queue.took(ms, failed);
                     inner.run_ms = Some(averaged(inner.run_ms, ms));
                 }
                 inner.held.get_mut(execution).map(|held| {
@@ -818,7 +848,7 @@ mod tests {
         assert_eq!((view.held, view.in_hand, view.room, view.urgent_room, view.idle), (5, 4, 0, 0, 0));
         // The urgent slot is free again: nothing of what waits may have it.
         let (_, last) = jobs.pop().unwrap();
-        let end = End::Outcome { took_ms: Some(50.0) };
+        let end = End::Outcome { took_ms: Some(50.0), failed: false };
         assert!(hands.finish(&last.task.execution, Pool::Urgent, &last.task.route.queue, end, now).is_none());
         assert_eq!((hands.view().held, hands.view().urgent_room), (4, 1));
         let (_, first) = jobs.remove(0);

@@ -104,6 +104,11 @@ impl Queues {
         queue
     }
 
+    /// The queues that were met so far.
+    pub fn all(&self) -> Vec<Arc<Queue>> {
+        self.known.lock().values().cloned().collect()
+    }
+
     /// Moving averages of the run times, in ms.
     pub fn averages(&self) -> Vec<(String, f64)> {
         let known = self.known.lock();

@@ -346,6 +346,49 @@ fn read(mut reader: impl Read) -> Result<Contents, Unreadable> {
     }
 }
 
+/// Reads anything as a journal; answers how many executions are open in it.
+#[cfg(any(test, feature = "testing"))]
+pub(super) fn look(bytes: &[u8]) -> Option<usize> {
+    read(bytes).ok().map(|contents| contents.open.len())
+}
+
+/// Reads anything as the body of a record of an outcome. What is read can be written and read again.
+#[cfg(any(test, feature = "testing"))]
+pub(super) fn look_at_outcome(body: &[u8]) -> Option<AckRow> {
+    let row = get_finished(body)?;
+    let mut again = Vec::new();
+    put_finished(&mut again, &row);
+    assert_eq!(get_finished(&again[HEAD..]).as_ref(), Some(&row), "what was written can be read");
+    Some(row)
+}
+
+/// Journals, and bodies of outcomes, that are well formed.
+#[cfg(any(test, feature = "testing"))]
+pub(super) fn seeds() -> [Vec<Vec<u8>>; 2] {
+    let id = TaskId::new(crate::model::Minute(29_408_521), crate::model::Bucket::default(), 7);
+    let execution = ExecutionId { id, grant: Grant::new(3, crate::model::Nonce::new(9)) };
+    let error = || "no such number".to_owned();
+    let outcomes = [
+        Outcome::Succeeded,
+        Outcome::Failed { error: error() },
+        Outcome::Fatal { error: error() },
+        Outcome::RetryAfter { ms: 5_000, counted: true, error: error() },
+    ];
+    let mut journal = Vec::new();
+    head(&mut journal, "mh");
+    put_executions(&mut journal, b'b', [&execution]);
+    let mut bodies = Vec::new();
+    for outcome in outcomes {
+        let row = AckRow { id, grant: execution.grant, outcome, lag_ms: 3, took_ms: 14 };
+        let mut out = Vec::new();
+        put_finished(&mut out, &row);
+        journal.extend_from_slice(&out);
+        bodies.push(out[HEAD..].to_vec());
+    }
+    put_executions(&mut journal, b's', [&execution]);
+    [vec![journal], bodies]
+}
+
 impl Journal {
     /// Opens or makes the journal at `path` for executors of `namespace`, and tells what it holds.
     /// Blocks on the disk.

@@ -7,7 +7,9 @@ pub(super) use crate::store::run::{AckAnswer, AckRow, MarkAnswer, Outcome, Start
 
 use super::timer::Timer;
 use crate::clock;
-use crate::model::{Bucket, ExecutionId, Grant, LaneGroup, TaskId, UnixMs};
+use crate::model::queue::Lease;
+use crate::model::runs::Runs;
+use crate::model::{Bucket, ExecutionId, Grant, LaneGroup, QueueName, TaskId, UnixMs};
 use crate::store::due::ReleaseAnswer;
 use crate::store::{Space, Subscription, due, member, queue, run};
 use bytes::Bytes;
@@ -53,6 +55,12 @@ pub(super) trait Link: Send + Sync + 'static {
     fn frozen(&self) -> impl Future<Output = Result<Freeze, StoreError>> + Send;
     /// Registers, or says that this executor is still there.
     fn beat(&self, record: &ExecutorRecord) -> impl Future<Output = Result<(), StoreError>> + Send;
+    /// Adds up runs of queues with those of others; answers for each queue what all know together, and what is set for
+    /// its lease.
+    fn runs(
+        &self,
+        new: &[(QueueName, Runs)],
+    ) -> impl Future<Output = Result<Vec<(Runs, Option<Lease>)>, StoreError>> + Send;
     /// Leaves the registry; gives back what was still in the inbox.
     fn leave(&self) -> impl Future<Output = Result<Vec<Offer>, StoreError>> + Send;
     /// The live executors.
@@ -163,6 +171,12 @@ impl Link for SpaceLink {
     async fn beat(&self, record: &ExecutorRecord) -> Result<(), StoreError> {
         self.space.keep_spread().await?;
         member::beat_executor(&self.space, record).await
+    }
+
+    async fn runs(&self, new: &[(QueueName, Runs)]) -> Result<Vec<(Runs, Option<Lease>)>, StoreError> {
+        let table = queue::settings(&self.space).await?;
+        let runs = queue::add_runs(&self.space, new).await?;
+        Ok(runs.into_iter().zip(new).map(|(runs, (name, _))| (runs, table.of(name).lease)).collect())
     }
 
     async fn leave(&self) -> Result<Vec<Offer>, StoreError> {

@@ -39,6 +39,8 @@
 mod acks;
 mod command;
 pub mod door;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzz;
 mod handler;
 mod hands;
 mod inbox;
@@ -50,6 +52,7 @@ mod marks;
 mod observe;
 mod predecessor;
 mod recover;
+mod report;
 mod runner;
 mod stats;
 mod timer;
@@ -703,6 +706,9 @@ async fn register<L: Link>(
     Ok(false)
 }
 
+/// Longest that an executor stays for its last report of run times.
+const REPORT_MAX: Duration = Duration::from_secs(1);
+
 /// Runs all loops, and brings them down in order.
 async fn serve<L: Link>(
     core: &Arc<Core<L>>,
@@ -721,6 +727,7 @@ async fn serve<L: Link>(
     let keeper = Loop::start(keeper::run(Arc::clone(core), keeping.clone()));
     let beats = Loop::start(keeper::beat(Arc::clone(core), identity, size, every, beating.clone()));
     let acks = Loop::start(acks::run(Arc::clone(core)));
+    let reports = Loop::start(report::run(Arc::clone(core), Arc::clone(&queues), keeping.clone()));
     let inbox = Loop::start(inbox::run(Arc::clone(core), queues));
     let _starter = Loop::start(timer::start_in_time(Arc::clone(core)));
 
@@ -789,6 +796,8 @@ async fn serve<L: Link>(
     }
     keeping.cancel();
     keeper.end().await;
+    // Figures: nobody waits for them where Redis is away.
+    let _ = tokio::time::timeout(REPORT_MAX, reports.end()).await;
     tracing::info!(executor = %core.id, report = ?core.stats.report(), "executor ended");
 }
 

@@ -363,6 +363,10 @@ async fn end<L: Link>(
     let Ended { outcome, lag_ms, took } = ended;
     let took_ms = took.map_or(0, |took| i64::try_from(took.as_millis()).unwrap_or(i64::MAX));
     let ExecutionId { id, grant } = *execution;
+    let failed = matches!(
+        outcome,
+        Outcome::Failed { .. } | Outcome::Fatal { .. } | Outcome::RetryAfter { counted: true, .. }
+    );
     let row = AckRow { id, grant, outcome, lag_ms, took_ms };
     let mut journal = core.journal.as_ref();
     if !core.acks.try_reserve() {
@@ -374,7 +378,7 @@ async fn end<L: Link>(
     }
     let now = core.link.mono();
     let took_ms = took.map(|took| took.as_secs_f64() * 1_000.0);
-    let mut next = core.hands.finish(execution, pool, queue, End::Outcome { took_ms }, now);
+    let mut next = core.hands.finish(execution, pool, queue, End::Outcome { took_ms, failed }, now);
     if let Some(journal) = journal {
         let sure = next.as_mut().filter(|next| !next.must_ask);
         let mark = journal.finish(&row, sure.as_ref().map(|next| &next.task.execution));

@@ -153,11 +153,11 @@ impl TaskBody {
             task.priority = priority.parse()?;
         }
         if let Some(backoff) = &self.backoff {
-            let backoff: crate::model::Retry = backoff.parse()?;
-            task.retry = backoff.with_retries(task.retry.retries.into())?;
+            task.backoff = Some(backoff.parse::<crate::model::Retry>()?);
         }
         if let Some(retries) = small::<u32>("retries", self.retries)? {
-            task.retry = task.retry.with_retries(retries)?;
+            crate::model::Retry::default().with_retries(retries)?;
+            task.retries = Some(retries);
         }
         if let Some(key) = self.key {
             let window = self.key_window_ms.unwrap_or(limits::KEY_WINDOW_MS);

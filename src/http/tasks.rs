@@ -145,7 +145,7 @@ pub(super) async fn trace(
     if trace.events.is_empty() {
         return Err(Problem::not_found(format!("nothing is kept of a task {id}")));
     }
-    let gone_before = trace.gone_before.map(|at| at.to_string());
+    let gone_before = trace.trimmed.map(|trimmed| trimmed.before.to_string());
     out.ok(&TraceAnswer { events: trace.events, gone_before })
 }
 

@@ -20,6 +20,8 @@ use super::id::TaskId;
 use super::slice::UnixMs;
 use super::state::State;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
 
 /// What happened to a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
@@ -53,6 +55,8 @@ pub enum Move {
     Lost,
     /// Its due time or lane was changed.
     Moved,
+    /// Its payload, retries or time-outs were changed.
+    Edited,
     /// A dead letter was set back to pending.
     Redriven,
     /// A dead letter was removed.
@@ -79,6 +83,7 @@ impl Move {
             Self::HandedBack => 'H',
             Self::Lost => 'L',
             Self::Moved => 'M',
+            Self::Edited => 'E',
             Self::Redriven => 'V',
             Self::Deleted => 'Z',
             Self::Repaired => 'F',
@@ -87,7 +92,7 @@ impl Move {
 
     /// The move of a letter.
     pub fn from_letter(letter: u8) -> Option<Self> {
-        const ALL: [Move; 17] = [
+        const ALL: [Move; 18] = [
             Move::Submitted,
             Move::Claimed,
             Move::Offered,
@@ -102,11 +107,19 @@ impl Move {
             Move::HandedBack,
             Move::Lost,
             Move::Moved,
+            Move::Edited,
             Move::Redriven,
             Move::Deleted,
             Move::Repaired,
         ];
         ALL.into_iter().find(|found| found.letter() as u8 == letter)
+    }
+}
+
+impl fmt::Display for Move {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Its name in JSON.
+        self.serialize(f)
     }
 }
 
@@ -134,6 +147,47 @@ pub struct Event {
     pub due: Option<UnixMs>,
     /// Why, in words.
     pub cause: String,
+}
+
+/// Where a bucket's stream was trimmed: what there was before it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trimmed {
+    /// The bucket.
+    pub bucket: u16,
+    /// Events before this instant are gone.
+    #[serde(with = "super::slice::rfc3339")]
+    pub before: UnixMs,
+    /// How many have gone.
+    pub events: u64,
+    /// The same by what happened.
+    pub by_type: BTreeMap<String, u64>,
+}
+
+impl Trimmed {
+    /// Counts moves by their letters; letters that are none of ours count as `unknown`.
+    pub fn new(bucket: u16, before: UnixMs, moves: &[(u8, u64)]) -> Self {
+        let mut out = Self { bucket, before, ..Self::default() };
+        for (letter, count) in moves {
+            let name =
+                Move::from_letter(*letter).map_or_else(|| "unknown".to_owned(), |found| found.to_string());
+            *out.by_type.entry(name).or_default() += count;
+            out.events += count;
+        }
+        out
+    }
+}
+
+/// One line of `events tail --output json`: an event, or that the events before are gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Line {
+    /// A move.
+    Event(Event),
+    /// The stream of a bucket begins here, or goes on here after a gap.
+    Trimmed {
+        /// What is gone.
+        trimmed: Trimmed,
+    },
 }
 
 /// An entry that cannot be read.

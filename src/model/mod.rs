@@ -5,8 +5,10 @@
 
 pub mod access;
 pub mod base64;
+pub mod bins;
 pub mod bucket;
 pub mod complaints;
+pub mod digest;
 pub mod digits;
 pub mod durability;
 pub mod event;
@@ -18,6 +20,7 @@ pub mod queue;
 pub mod replay;
 pub mod retry;
 pub mod route;
+pub mod runs;
 pub mod seal;
 pub mod share;
 pub mod slice;

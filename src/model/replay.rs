@@ -8,7 +8,7 @@ use super::id::TaskId;
 use super::slice::UnixMs;
 use super::state::State;
 use serde::Serialize;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// Findings that are listed; all are counted.
 pub const FINDINGS_LISTED: usize = 1_000;
@@ -84,12 +84,28 @@ pub struct Replay {
     tasks: HashMap<TaskId, Track>,
     report: Report,
     trimmed: bool,
+    /// Buckets whose beginning is gone.
+    cut: BTreeSet<u16>,
 }
 
 impl Replay {
     /// A replay of a stream from its beginning, or from where it was `trimmed`.
     pub fn new(trimmed: bool) -> Self {
         Self { trimmed, ..Self::default() }
+    }
+
+    /// The events of this bucket begin here, or go on here after a gap: its tasks may be anywhere.
+    pub fn trim(&mut self, bucket: u16) {
+        self.cut.insert(bucket);
+        let report = &mut self.report;
+        self.tasks.retain(|id, track| {
+            let goes = id.bucket().number() == bucket;
+            if goes {
+                report.tasks += 1;
+                report.ended += u64::from(track.state.is_final() || track.state == State::Dead);
+            }
+            !goes
+        });
     }
 
     fn fault(&mut self, kind: Kind, event: &Event, detail: String) {
@@ -103,7 +119,8 @@ impl Replay {
     pub fn feed(&mut self, event: &Event) {
         self.report.events += 1;
         let Some(mut track) = self.tasks.get(&event.id).copied() else {
-            if event.event != Move::Submitted && !self.trimmed {
+            let whole = !self.trimmed && !self.cut.contains(&event.id.bucket().number());
+            if event.event != Move::Submitted && whole {
                 let detail = format!("first seen as {:?}", event.event);
                 self.fault(Kind::NeverSubmitted, event, detail);
             }
@@ -161,6 +178,13 @@ impl Replay {
                     self.fault(Kind::IllegalStep, event, format!("moved while {from}"));
                 }
             }
+            Move::Edited => {
+                if from.is_final() || (event.fence.is_some() && event.fence != track.fence) {
+                    let detail =
+                        format!("edited under {:?} while {from} under {:?}", event.fence, track.fence);
+                    self.fault(Kind::IllegalStep, event, detail);
+                }
+            }
             Move::Repaired => track.state = State::Deleted,
             to => {
                 let next = after(to).unwrap_or(from);
@@ -197,7 +221,7 @@ impl Replay {
                 open.push((*id, *track));
             }
         }
-        self.report.tasks = self.tasks.len() as u64;
+        self.report.tasks += self.tasks.len() as u64;
         self.report.unfinished = open.len() as u64;
         if must_end {
             open.sort_unstable_by_key(|(id, _)| *id);
@@ -225,7 +249,7 @@ fn after(event: Move) -> Option<State> {
         Move::Expired => State::Expired,
         Move::Skipped => State::Skipped,
         Move::Deleted | Move::Repaired => State::Deleted,
-        Move::Moved => return None,
+        Move::Moved | Move::Edited => return None,
     })
 }
 
@@ -270,7 +294,9 @@ mod tests {
     fn a_whole_life_is_clean() {
         let life = [
             (Submitted, None),
+            (Edited, None),
             (Claimed, Some(1)),
+            (Edited, Some(1)),
             (HandedBack, Some(1)),
             (Claimed, Some(2)),
             (Started, Some(2)),
@@ -288,7 +314,7 @@ mod tests {
         assert!(report.ok, "{report:?}");
         assert_eq!(
             (report.events, report.tasks, report.ended, report.redispatched, report.accepted),
-            (14, 1, 1, 4, 3)
+            (16, 1, 1, 4, 3)
         );
     }
 
@@ -331,5 +357,28 @@ mod tests {
     fn a_trimmed_stream_may_begin_anywhere() {
         assert!(replay(&[(Claimed, Some(4)), (Succeeded, Some(4))], true).ok);
         assert!(replay(&[(Succeeded, Some(4))], true).ok);
+        // A gap in the middle: what was known of that bucket's tasks is forgotten, of others' not.
+        let id = |bucket| TaskId::new(Minute(29_408_521), Bucket::new(bucket).unwrap(), 7);
+        let event = |bucket, event, fence| Event {
+            at: UnixMs(1),
+            id: id(bucket),
+            event,
+            fence,
+            actor: String::new(),
+            due: None,
+            cause: String::new(),
+        };
+        let mut replay = Replay::new(false);
+        for bucket in [0, 1] {
+            replay.feed(&event(bucket, Submitted, None));
+            replay.feed(&event(bucket, Claimed, Some(1)));
+        }
+        replay.trim(0);
+        replay.feed(&event(0, Succeeded, Some(3)));
+        assert_eq!(replay.findings(), []);
+        replay.feed(&event(1, Succeeded, Some(3)));
+        assert_eq!(replay.findings()[0].kind, Kind::DoubleAcceptance);
+        let report = replay.finish(false);
+        assert_eq!((report.events, report.tasks, report.ended, report.unfinished), (6, 3, 2, 0));
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! Deliberately absent: a queue of tasks in memory. A pod claims only what it may deliver.
 
+pub mod digest;
 pub mod dispatch;
 mod fitness;
 pub mod look;
@@ -23,6 +24,7 @@ use crate::model::Priority;
 use crate::model::complaints::Complaints;
 use crate::model::route::Policy;
 use crate::store::{Space, StoreError, member};
+pub use digest::DigestSettings;
 use dispatch::Dispatcher;
 use pace::Pace;
 use ready::Readiness;
@@ -57,6 +59,8 @@ pub struct PodSettings {
     pub look_ahead_ms: i64,
     /// Shares of P0 to P5 in percent of their sum.
     pub weights: [u32; 6],
+    /// Who is told of dead letters.
+    pub digest: DigestSettings,
     /// How tasks of queues are routed that have no way of their own.
     pub routing: Policy,
     /// How many routing decisions are kept with their inputs, a fair sample of all.
@@ -80,6 +84,7 @@ impl Default for PodSettings {
             gather_max_ms: limits::CLAIM_GATHER_MAX_MS,
             look_ahead_ms: limits::LOOK_AHEAD_MS,
             weights: Priority::WEIGHTS,
+            digest: DigestSettings::default(),
             routing: Policy::default(),
             route_sample: 0,
             route_record: None,
@@ -185,6 +190,7 @@ impl Pod {
         let dispatching = CancellationToken::new();
         loops.spawn(record::run(Arc::clone(&shared), dispatching.clone()));
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
+        loops.spawn(digest::run(Arc::clone(&shared), members.clone()));
         let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));
         // The claim loops end first; what they claimed is then delivered or handed back.
         let _ = owning.await;

@@ -3,7 +3,7 @@
 use super::layer::{Origin, SettingsError};
 use super::{Settings, Span};
 use crate::limits;
-use crate::model::queue::Weights;
+use crate::model::queue::{Owner, Weights};
 use crate::model::{Durability, Namespace, Retry};
 use crate::webhook::Allowed;
 use std::fmt;
@@ -71,6 +71,12 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     };
     span("redis.call_timeout", s.redis.call_timeout, 100, 60_000)?;
     span("redis.connect_timeout", s.redis.connect_timeout, 50, 60_000)?;
+    span("alerts.dead_every", s.alerts.dead_every, 3_000, 86_400_000)?;
+    if !s.alerts.dead_webhook.is_empty()
+        && let Err(error) = (Owner { webhook: s.alerts.dead_webhook.clone() }).check()
+    {
+        return refuse("alerts.dead_webhook", error.detail);
+    }
     span("pod.lock", s.pod.lock, 500, 60_000)?;
     span("pod.poll", s.pod.poll, 10, 60_000)?;
     span("pod.gather", s.pod.gather, 0, 1_000)?;

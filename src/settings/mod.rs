@@ -40,6 +40,8 @@ pub struct Settings {
     pub executor: ExecutorSection,
     /// What a task gets whose submitter says nothing else.
     pub defaults: TaskDefaults,
+    /// Who is told when something is wrong.
+    pub alerts: AlertSettings,
     /// Web calls.
     pub webhook: WebhookSection,
     /// Log lines.
@@ -168,6 +170,16 @@ pub struct TaskDefaults {
     pub expire_after: Span,
     /// How safe a task must be before its submit answers, in the grammar of [`crate::model::Durability`].
     pub durability: String,
+}
+
+/// Who is told when something is wrong.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AlertSettings {
+    /// Address that is told of dead letters; empty for none.
+    pub dead_webhook: String,
+    /// Least time between two messages about one queue.
+    pub dead_every: Span,
 }
 
 /// Web calls.

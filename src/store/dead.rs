@@ -5,8 +5,10 @@ use super::intake::clip;
 use super::read::{Attempt, read_attempts, read_place};
 use super::script;
 use super::space::Space;
+use crate::keys::Guard;
 use crate::limits;
-use crate::model::{Bucket, LaneCode, TaskId, UnixMs};
+use crate::model::{Bucket, LaneCode, QueueName, TaskId, UnixMs};
+use std::collections::BTreeMap;
 
 /// A dead letter.
 #[derive(Debug, Clone)]
@@ -132,4 +134,73 @@ async fn delete_piece(
         return Err(fields.bad("not one letter a row"));
     }
     Ok(letters.iter().map(|letter| *letter == b'Z').collect())
+}
+
+/// Whose turn it is to tell owners of dead letters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DigestTurn {
+    /// The caller's, for the length of its lease.
+    Ours {
+        /// Redis's time.
+        now: UnixMs,
+        /// Owners have been told of what died before this …
+        told: UnixMs,
+        /// … but those of these queues only of what died before that.
+        untold: BTreeMap<QueueName, UnixMs>,
+    },
+    /// Another pod's, or nobody's yet.
+    Wait {
+        /// When it is worth to ask again.
+        until: UnixMs,
+    },
+}
+
+fn digest_guard(space: &Space) -> Guard {
+    Guard::room(space.namespace(), "digest")
+}
+
+/// Takes the turn to tell owners, at most once in `every_ms`, for `lease_ms`.
+pub async fn digest_take(
+    space: &Space,
+    pod: &str,
+    lease_ms: i64,
+    every_ms: i64,
+) -> Result<DigestTurn, StoreError> {
+    let mut args = space.args(4, 64);
+    args.bytes(clip(pod, 32)).bytes(b"take").number(lease_ms).number(every_ms);
+    let mut answer = space.call(&script::DIGEST, &digest_guard(space), args).await?;
+    let now = UnixMs(answer.now_ms());
+    if &answer.word[..] == b"WAIT" {
+        return Ok(DigestTurn::Wait { until: UnixMs(answer.fields.int("until")?) });
+    }
+    let mut fields = answer.ok()?;
+    let told = UnixMs(fields.int("told until")?);
+    let mut untold = BTreeMap::new();
+    while fields.left() > 0 {
+        let queue = fields.text("queue")?;
+        let since = UnixMs(fields.int("since")?);
+        untold.extend(QueueName::new(&queue).ok().map(|queue| (queue, since)));
+    }
+    Ok(DigestTurn::Ours { now, told, untold })
+}
+
+/// Notes that owners have been told of what died before `told`, but for those of `untold`; answers whether the turn
+/// was still the caller's.
+pub async fn digest_done(
+    space: &Space,
+    pod: &str,
+    told: UnixMs,
+    untold: &BTreeMap<QueueName, UnixMs>,
+) -> Result<bool, StoreError> {
+    let mut args = space.args(5 + 2 * untold.len(), 64 + 64 * untold.len());
+    args.bytes(clip(pod, 32)).bytes(b"done").part(format_args!("{:013}", told.0.max(0))).cut().bytes(b"");
+    for (queue, since) in untold {
+        args.bytes(queue.as_str().as_bytes()).number(since.0);
+    }
+    let answer = space.call(&script::DIGEST, &digest_guard(space), args).await?;
+    if &answer.word[..] == b"LOST" {
+        return Ok(false);
+    }
+    answer.ok()?;
+    Ok(true)
 }

@@ -1,9 +1,9 @@
 //! The event streams: what happened to whom, when, and why.
 
-use super::StoreError;
 use super::script;
 use super::space::Space;
-use crate::model::event::{self, Event};
+use super::{Reply, StoreError};
+use crate::model::event::{self, Event, Trimmed};
 use crate::model::{Bucket, TaskId, UnixMs};
 
 /// Entries one call looks at.
@@ -18,8 +18,10 @@ pub struct Stretch {
     pub last: Option<String>,
     /// Whether there may be more.
     pub more: bool,
-    /// The instant before which history has been trimmed away, where some has.
-    pub trimmed_before: Option<UnixMs>,
+    /// What has been trimmed away, where something has.
+    pub trimmed: Option<Trimmed>,
+    /// Whether that was cut off behind the entry after which this stretch begins: there is a gap.
+    pub gap: bool,
     /// Entries that could not be read.
     pub unreadable: u64,
 }
@@ -40,11 +42,18 @@ pub async fn stretch(
     let mut fields = space.call(&script::TRACE, space.guard(bucket), args).await?.ok()?;
     let last = fields.text("last entry")?;
     let more = fields.int("more")? == 1;
-    let trimmed = fields.text("trimmed entry")?;
+    let cut_at = fields.text("trimmed entry")?;
+    let mut cut = Vec::new();
+    for (letter, count) in Reply::Array(fields.array("moves trimmed")?).pairs(script::TRACE.name)? {
+        let count = u64::try_from(count.int(script::TRACE.name)?).unwrap_or(0);
+        cut.push((letter.first().copied().unwrap_or(0), count));
+    }
+    let before = cut_at.split('-').next().and_then(|ms| ms.parse().ok()).map(UnixMs);
     let mut out = Stretch {
         last: (!last.is_empty()).then_some(last),
         more,
-        trimmed_before: trimmed.split('-').next().and_then(|ms| ms.parse().ok()).map(UnixMs),
+        trimmed: before.map(|before| Trimmed::new(bucket.number(), before, &cut)),
+        gap: before.is_some() && place_of(&cut_at) > after.and_then(place_of),
         ..Stretch::default()
     };
     while fields.left() > 0 {
@@ -62,13 +71,19 @@ pub async fn stretch(
     Ok(out)
 }
 
+/// Where an entry stands: its two numbers.
+fn place_of(entry: impl AsRef<str>) -> Option<(u64, u64)> {
+    let (ms, number) = entry.as_ref().split_once('-')?;
+    Some((ms.parse().ok()?, number.parse().ok()?))
+}
+
 /// A task's whole life, as far as it is kept.
 pub async fn trace(space: &Space, id: TaskId) -> Result<Stretch, StoreError> {
     let mut all = Stretch::default();
     loop {
         let next = stretch(space, id.bucket(), Some(id), all.last.as_deref()).await?;
         all.events.extend(next.events);
-        all.trimmed_before = next.trimmed_before;
+        all.trimmed = next.trimmed;
         all.unreadable += next.unreadable;
         all.last = next.last.or(all.last);
         if !next.more {

@@ -5,7 +5,7 @@ use super::space::Space;
 use super::{Reply, Shortfall, StoreError};
 use crate::limits;
 use crate::model::spec::Spec;
-use crate::model::{Bucket, Durability, Priority, State, TaskId, UnixMs, digits, spec};
+use crate::model::{Bucket, Durability, Grant, Priority, State, TaskId, UnixMs, digits, spec};
 use bytes::Bytes;
 
 /// A task ready to be sent: all of a call's rows are of one bucket.
@@ -263,6 +263,55 @@ pub async fn reprioritize(
     let mut args = space.args(4, 128);
     args.bytes(clip(who, 99)).bytes(id.as_bytes()).number(priority.level());
     one_wish(space.call(&script::REPRIORITIZE, space.guard(id.bucket()), args).await?)
+}
+
+/// What became of an edit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EditAnswer {
+    /// The task was in this state: pending, running (what runs goes on with what it began with), or dead.
+    Done(State),
+    /// It does not run under the grant that was named.
+    Stale,
+    /// It was changed since it was read.
+    Changed,
+    /// It had ended already.
+    Ended(State),
+    /// Nothing is known of it.
+    Unknown,
+}
+
+/// Replaces a task's spec, as it was read with `edits`, by one with the same lane, due time, keys and plan. With a
+/// `grant`, only while the task runs under it. `what` says in words what is changed.
+pub async fn edit(
+    space: &Space,
+    who: &str,
+    id: TaskId,
+    grant: Option<Grant>,
+    edits: u8,
+    spec: &Spec,
+    what: &str,
+) -> Result<EditAnswer, StoreError> {
+    let mut args = space.args(7, 256 + spec.payload.len());
+    args.bytes(clip(who, 99)).bytes(id.as_bytes());
+    match &grant {
+        Some(grant) => args.bytes(grant.as_bytes()),
+        None => args.bytes(b""),
+    };
+    args.number(edits).shared(spec.encode()).bytes(clip(what, limits::ERROR_TAIL_MAX_BYTES));
+    let mut fields = space.call(&script::EDIT, space.guard(id.bucket()), args).await?.ok()?;
+    let letter = fields.bytes("a letter")?;
+    Ok(match &letter[..] {
+        b"P" => EditAnswer::Done(State::Pending),
+        b"R" => EditAnswer::Done(State::Running),
+        b"D" => EditAnswer::Done(State::Dead),
+        b"O" => EditAnswer::Stale,
+        b"V" => EditAnswer::Changed,
+        b"?" => EditAnswer::Unknown,
+        other => {
+            let state = other.first().and_then(|letter| State::from_letter(char::from(*letter)));
+            EditAnswer::Ended(state.ok_or_else(|| fields.bad("unknown letter"))?)
+        }
+    })
 }
 
 fn one_wish(answer: super::space::Answer) -> Result<WishAnswer, StoreError> {

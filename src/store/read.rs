@@ -1,9 +1,9 @@
 //! Reading without changing anything: `lua/read/`.
 
-use super::run::lag_of_bin;
 use super::script;
 use super::space::Space;
 use super::{Reply, StoreError};
+use crate::model::bins::start_of;
 use crate::model::{Bucket, Grant, LaneCode, Phase, State, TaskId, UnixMs, digits};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -21,6 +21,8 @@ pub struct Place {
     pub failures: u32,
     /// Grants lost without a start.
     pub losses: u32,
+    /// How often it was moved or edited, modulo 256.
+    pub edits: u8,
 }
 
 /// A running task's record.
@@ -85,6 +87,7 @@ pub fn read_place(record: &[u8]) -> Option<Place> {
         fence: u32::try_from(number(record.get(17..25)?, 16)?).ok()?,
         failures: u32::try_from(number(record.get(25..27)?, 16)?).ok()?,
         losses: u32::try_from(number(record.get(27..29)?, 16)?).ok()?,
+        edits: u8::try_from(number(record.get(29..31)?, 16)?).ok()?,
     })
 }
 
@@ -153,7 +156,7 @@ pub async fn get(space: &Space, id: TaskId) -> Result<Option<Found>, StoreError>
     }))
 }
 
-/// Start − due over the last five minutes: a histogram by [`super::run::lag_bin`].
+/// Start − due over the last five minutes: a histogram by [`crate::model::bins`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lags {
     bins: BTreeMap<u16, u64>,
@@ -183,7 +186,7 @@ impl Lags {
         self.bins.iter().find_map(|(bin, n)| {
             seen += n;
             // The upper end of the bin: never better than the truth.
-            (seen >= rank && count > 0).then(|| (lag_of_bin(bin + 1) - 1).min(self.max_ms))
+            (seen >= rank && count > 0).then(|| (start_of(bin + 1) - 1).min(self.max_ms))
         })
     }
 }
@@ -266,13 +269,13 @@ pub async fn counts(space: &Space, bucket: Bucket) -> Result<BucketCounts, Store
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::run::lag_bin;
+    use crate::model::bins::bin_of;
 
     #[test]
     fn quantiles_are_never_better_than_the_truth() {
         let mut lags = Lags::default();
         for lag in 0..1_000i64 {
-            *lags.bins.entry(lag_bin(lag)).or_default() += 1;
+            *lags.bins.entry(bin_of(lag)).or_default() += 1;
         }
         lags.max_ms = 999;
         assert_eq!(lags.quantile(0.01), Some(9));

@@ -6,6 +6,7 @@ use super::mutate;
 use super::script::{self, Script};
 use super::space::Space;
 use crate::limits;
+use crate::model::bins::bin_of;
 use crate::model::{Bucket, Grant, TaskId, UnixMs, digits};
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashSet};
@@ -187,25 +188,6 @@ pub enum AckAnswer {
     Known,
 }
 
-/// Bin of the lag histogram: exact below 32 ms, then 16 bins for each doubling (at most 6 % wide).
-pub fn lag_bin(lag_ms: i64) -> u16 {
-    let lag = lag_ms.clamp(0, (1 << 40) - 1) as u64;
-    if lag < 32 {
-        return lag as u16;
-    }
-    let power = 63 - lag.leading_zeros(); // ≥ 5
-    (32 + (power - 5) * 16 + ((lag >> (power - 4)) as u32 & 15)) as u16
-}
-
-/// The smallest lag of a bin.
-pub fn lag_of_bin(bin: u16) -> i64 {
-    if bin < 32 {
-        return i64::from(bin);
-    }
-    let (power, step) = ((bin - 32) / 16 + 5, (bin - 32) % 16);
-    (16 + i64::from(step)) << (power - 4)
-}
-
 /// Accepts outcomes of tasks of one bucket, each once. Long lists go in pieces.
 ///
 /// `again` says that some of the rows were sent before: then what was accepted is told from what is stale.
@@ -295,7 +277,7 @@ async fn ack_piece(
     for row in &order {
         let mut bin = *b"zz";
         if row.lag_ms >= 0 {
-            digits::write(&mut bin, u128::from(lag_bin(row.lag_ms)));
+            digits::write(&mut bin, u128::from(bin_of(row.lag_ms)));
             *lags.entry(bin).or_insert(0) += 1;
             worst = worst.max(clipped(row.lag_ms));
         }
@@ -399,26 +381,4 @@ pub async fn marked(space: &Space, id: TaskId, field: &[u8]) -> Result<Option<By
 pub async fn unmark(space: &Space, id: TaskId) -> Result<(), StoreError> {
     let key = mark_key(space, id);
     space.store().command("UNLINK", super::At::Key(&key), vec![key.clone()]).await.map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn bins_hold_their_lags(lag in 0i64..(1 << 39)) {
-            let bin = lag_bin(lag);
-            let (low, high) = (lag_of_bin(bin), lag_of_bin(bin + 1));
-            prop_assert!(low <= lag && lag < high, "{low} <= {lag} < {high}");
-            prop_assert!(high - low <= 1 + lag / 16);
-        }
-    }
-
-    #[test]
-    fn bins_fit_two_digits_and_never_say_none() {
-        assert_eq!((lag_bin(31), lag_bin(32), lag_of_bin(32)), (31, 32, 32));
-        assert!(lag_bin(i64::MAX) < 4_000);
-    }
 }

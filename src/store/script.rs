@@ -59,6 +59,7 @@ scripts! {
     CANCEL = "intake.cancel" "allow-oom" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/pending"] "intake/cancel";
     RESCHEDULE = "intake.reschedule" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending" "lib/wake"] "intake/reschedule";
     REPRIORITIZE = "intake.reprioritize" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending" "lib/wake"] "intake/reprioritize";
+    EDIT = "intake.edit" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending" "lib/wake"] "intake/edit";
     CLAIM = "due.claim" "allow-oom" ["lib/agenda" "lib/calm" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail"] "due/claim";
     RELEASE = "due.release" "allow-oom" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/wake"] "due/release";
     YIELD = "due.yield" "allow-oom" [] "due/yield";
@@ -69,12 +70,14 @@ scripts! {
     MARK = "run.mark" "" ["lib/need" "lib/run"] "run/mark";
     REDRIVE = "dead.redrive" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
     DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
+    DIGEST = "dead.digest" "allow-oom" [] "dead/digest";
     FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
     TOKEN = "access.token" "allow-oom" [] "access/token";
     QUOTA = "access.quota" "allow-oom" [] "access/quota";
     NOTE = "access.note" "allow-oom" [] "access/note";
     NOTES = "access.notes" "no-writes" [] "access/notes";
     PUT = "queue.put" "allow-oom" [] "queue/put";
+    RUNS = "queue.runs" "allow-oom" [] "queue/runs";
     LANE = "queue.lane" "" [] "queue/lane";
     SPREAD = "queue.spread" "allow-oom" [] "queue/spread";
     BEAT = "member.beat" "allow-oom" [] "member/beat";

@@ -4,6 +4,7 @@ pub mod bed;
 pub mod clock;
 pub mod fault;
 pub mod fixtures;
+pub mod fuzz;
 pub mod invariants;
 pub mod process;
 pub mod snapshot;

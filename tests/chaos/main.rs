@@ -14,6 +14,7 @@
 
 mod fleet;
 mod judge;
+mod late;
 mod members;
 mod producer;
 
@@ -75,10 +76,10 @@ fn worker_process() {
         };
         let log =
             Arc::new(parking_lot::Mutex::new(File::options().create(true).append(true).open(log).unwrap()));
-        let executor = Executor::builder(space).slots(64).handle("chaos", move |task, _| {
+        let executor = Executor::builder(space).slots(64).handle("chaos", move |task, context| {
             let log = Arc::clone(&log);
             async move {
-                let line = format!("{} {}\n", task.id, task.execution_id.grant.fence());
+                let line = format!("{} {} {}\n", task.id, task.execution_id.grant.fence(), context.lag_ms());
                 log.lock().write_all(line.as_bytes()).unwrap();
                 match task.payload.first() {
                     Some(b'f') if task.attempt == 1 => Err(HandlerError::failed("fails at first")),
@@ -222,6 +223,9 @@ async fn run(shape: Shape, default_seconds: u64) -> bool {
     if !verdict.faults.is_empty() {
         scratch.keep_logs();
     }
+    supervisor.abort();
+    let sound = std::env::var_os("MINUTEHAND_MUTATE").is_none() && verdict.faults.is_empty();
+    let late_ms = if sound { late::after_pod_death(&bench.direct_url(), &pods, dir).await } else { None };
     let summary = serde_json::json!({
         "seed": seed,
         "shape": format!("{shape:?}").to_lowercase(),
@@ -240,11 +244,12 @@ async fn run(shape: Shape, default_seconds: u64) -> bool {
         "duplicate_handler_runs": duplicates,
         "redispatched": verdict.replay.redispatched,
         "keys_moved_with_slots": bench.keys_moved,
+        "late_after_pod_death_ms": late_ms,
+        "lock_ms": 1_000,
         "lost": verdict.lost,
         "accepted_twice": accepted_twice,
         "ok": verdict.faults.is_empty() && loaded,
     });
-    supervisor.abort();
     drop((pods, workers, bench));
     say(&summary.to_string());
     verdict.faults.is_empty() && loaded

@@ -19,6 +19,10 @@ impl Member {
         Self { make: Box::new(make), child }
     }
 
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, signal: libc::c_int) {
         let pid = libc::pid_t::try_from(self.child.id()).unwrap();
         // SAFETY: a plain system call on a child of this process that has not been waited for.

@@ -83,7 +83,8 @@ pub async fn produce(client: Client, mut rng: fastrand::Rng, plan: Plan) -> Know
             batch.push(NewTask {
                 due: Due::In(rng.i64(0..3_000)),
                 priority: Priority::from_level(level).unwrap(),
-                retry,
+                retries: Some(40),
+                backoff: Some(retry),
                 key: key.map(|key| Key::new(key, 3_600_000).unwrap()),
                 lease_ms: Some(LEASE_MS),
                 payload: payload.into(),

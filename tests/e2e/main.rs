@@ -4,6 +4,7 @@
 
 mod access;
 mod dev;
+mod failure;
 mod fleet;
 mod import;
 mod input;

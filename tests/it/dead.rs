@@ -4,6 +4,7 @@ use minutehand::model::event::Move;
 use minutehand::model::{Key, Priority, State, TaskId, UnixMs};
 use minutehand::store::check::{self, CheckOptions};
 use minutehand::store::dead::{self, RedriveAnswer};
+use minutehand::store::due::Claim;
 use minutehand::store::intake::RowAnswer;
 use minutehand::store::run::{self, AckAnswer, Outcome};
 use minutehand::store::{Space, events, read};
@@ -56,7 +57,7 @@ async fn a_redriven_letter_runs_again_with_fresh_tries_and_its_history() {
     use Move::*;
     assert_eq!(moves, [Submitted, Claimed, Died, Redriven, Claimed, Succeeded]);
     assert_eq!(life.events[2].cause, "no such number");
-    assert_eq!((life.trimmed_before, life.unreadable), (None, 0));
+    assert_eq!((life.trimmed, life.unreadable), (None, 0));
 }
 
 #[tokio::test]
@@ -83,5 +84,43 @@ async fn a_deleted_letter_leaves_nothing_behind() {
     let counts = read::counts(&space, bucket()).await.unwrap();
     assert_eq!((counts.count("dead"), counts.count("deleted")), (0, 1));
     assert!(dead::page(&space, bucket(), UnixMs(0), 0).await.unwrap().is_empty());
+    law_holds(&space).await;
+}
+
+#[tokio::test]
+async fn letters_go_by_age_and_number_a_few_each_visit_the_oldest_first() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let lane = lane(&space, "push", Priority::P3).await;
+    let mut ids = Vec::new();
+    for second in 0..50 {
+        space.inject_now(Some(T0 + second * 1_000));
+        let row = row(spec(lane, T0 + second * 1_000));
+        submit(&space, std::slice::from_ref(&row)).await;
+        let claimed = claim(&space, &claim_all("p1")).await;
+        let rows = [ack_row(&claimed.tasks[0], Outcome::Fatal { error: "no".into() })];
+        run::ack(&space, bucket(), "ex-1", &rows, false).await.unwrap();
+        ids.push(row.id);
+    }
+    let left = async || {
+        let page = dead::page(&space, bucket(), UnixMs(0), 0).await.unwrap();
+        page.into_iter().map(|letter| letter.id).collect::<Vec<_>>()
+    };
+    let visit = async |keep_rows, keep_ms| {
+        let none = Claim { limit: 0, normal_limit: 0, ..claim_all("p1") };
+        claim(&space, &Claim { dead_keep_rows: keep_rows, dead_keep_ms: keep_ms, ..none }).await;
+    };
+    // By number: at most sixteen a visit, until there are no more than may be kept.
+    visit(20, 1_000_000).await;
+    assert_eq!(left().await, ids[16..]);
+    visit(20, 1_000_000).await;
+    assert_eq!(left().await, ids[30..]);
+    visit(20, 1_000_000).await;
+    assert_eq!(left().await, ids[30..]);
+    // By age: of the twenty, five are older than this.
+    visit(20, 15_000).await;
+    assert_eq!(left().await, ids[35..]);
+    let counts = read::counts(&space, bucket()).await.unwrap();
+    assert_eq!((counts.count("dead"), counts.count("deleted")), (15, 35));
     law_holds(&space).await;
 }

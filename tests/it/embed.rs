@@ -90,8 +90,7 @@ async fn a_broadcast_that_fails_on_one_executor_says_where() {
     let (stop, house) = house(&town, &bed).await;
     let there = async { while member::executors(&town.space).await.unwrap().len() < 2 {} };
     tokio::time::timeout(NEVER, there).await.unwrap();
-    let retry = Retry::default().with_retries(0).unwrap();
-    let id = town.submit(NewTask { retry, ..task("q") }).await;
+    let id = town.submit(NewTask { retries: Some(0), ..task("q") }).await;
     town.until(id, State::Dead).await;
     let view = town.client.get(id).await.unwrap().unwrap();
     let error = &view.attempts[0].error;
@@ -171,8 +170,8 @@ async fn what_a_handler_keeps_is_found_by_the_next_attempt_and_gone_at_the_end()
             if task.attempt < 3 { Err(HandlerError::failed("again")) } else { Ok(()) }
         }
     }));
-    let retry = "fixed:20ms".parse::<Retry>().unwrap().with_retries(2).unwrap();
-    let id = town.submit(NewTask { retry, ..task("q") }).await;
+    let retry = "fixed:20ms".parse::<Retry>().unwrap();
+    let id = town.submit(NewTask { backoff: Some(retry), retries: Some(2), ..task("q") }).await;
     town.until(id, State::Succeeded).await;
     let mut seen = Vec::new();
     while let Ok(one) = told.try_recv() {

@@ -176,9 +176,9 @@ async fn failures_are_tried_again_and_die_with_their_reason() {
             .handle("broken", exec("echo out of paper >&2; exit 3")),
     );
     let retry: Retry = "fixed:20ms".parse::<Retry>().unwrap();
-    let flaky = town.submit(NewTask { retry: retry.with_retries(2).unwrap(), ..task("flaky") }).await;
-    let hopeless = town.submit(NewTask { retry, ..task("hopeless") }).await;
-    let broken = town.submit(NewTask { retry: retry.with_retries(1).unwrap(), ..task("broken") }).await;
+    let flaky = town.submit(NewTask { backoff: Some(retry), retries: Some(2), ..task("flaky") }).await;
+    let hopeless = town.submit(NewTask { backoff: Some(retry), ..task("hopeless") }).await;
+    let broken = town.submit(NewTask { backoff: Some(retry), retries: Some(1), ..task("broken") }).await;
     town.until(flaky, State::Succeeded).await;
     town.until(hopeless, State::Dead).await;
     town.until(broken, State::Dead).await;

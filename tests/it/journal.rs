@@ -119,8 +119,13 @@ impl Town {
     }
 
     async fn submit(&self, lease_ms: u32) -> TaskId {
-        let retry = "fixed:20ms".parse::<Retry>().unwrap().with_retries(1).unwrap();
-        let task = NewTask { retry, lease_ms: Some(lease_ms), ..NewTask::to(QueueName::new("q").unwrap()) };
+        let retry = "fixed:20ms".parse::<Retry>().unwrap();
+        let task = NewTask {
+            backoff: Some(retry),
+            retries: Some(1),
+            lease_ms: Some(lease_ms),
+            ..NewTask::to(QueueName::new("q").unwrap())
+        };
         Client::new(self.space.clone()).submit(task).await.unwrap().id
     }
 

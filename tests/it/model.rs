@@ -18,7 +18,7 @@ use minutehand::model::{
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::dead::{self, RedriveAnswer};
 use minutehand::store::due::{self, Claim, ClaimAnswer, Quota, ReleaseAnswer, random_16};
-use minutehand::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer, WishAnswer};
+use minutehand::store::intake::{self, EditAnswer, Row, RowAnswer, Sending, SubmitAnswer, WishAnswer};
 use minutehand::store::run::{self, AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
 use minutehand::store::{At, Space, read};
 use minutehand::testing::bed::Bed;
@@ -84,6 +84,9 @@ enum Op {
     Cancel(Vec<Index>),
     Reschedule(Index, i64),
     Reprioritize(Index, u8),
+    /// Which, new number of retries, new total time-out, under which grant (current or an old one), and whether what was
+    /// seen is out of date.
+    Edit(Index, u8, Option<i64>, Option<bool>, bool),
     Redrive(Vec<Index>, i64),
     Delete(Index),
     Yield(usize),
@@ -179,6 +182,14 @@ fn op() -> impl Strategy<Value = Op> {
         2 => some(4).prop_map(Op::Cancel),
         1 => (any::<Index>(), -10_000i64..400_000).prop_map(|(which, ms)| Op::Reschedule(which, ms)),
         1 => (any::<Index>(), 0..6u8).prop_map(|(which, level)| Op::Reprioritize(which, level)),
+        2 => (
+            any::<Index>(),
+            0..3u8,
+            proptest::option::weighted(0.3, 1i64..200_000),
+            proptest::option::weighted(0.3, any::<bool>()),
+            proptest::bool::weighted(0.1),
+        )
+            .prop_map(|(which, retries, deadline, grant, late)| Op::Edit(which, retries, deadline, grant, late)),
         2 => (some(3), -1_000i64..60_000).prop_map(|(which, ms)| Op::Redrive(which, ms)),
         1 => any::<Index>().prop_map(Op::Delete),
         1 => (0..2usize).prop_map(Op::Yield),
@@ -211,6 +222,8 @@ struct Task {
     timer: bool,
     /// Whether it has a place record.
     away: bool,
+    /// How often it was moved or edited.
+    edits: u8,
     run: Option<Run>,
     /// Grants that it had, the latest last.
     grants: Vec<Grant>,
@@ -473,6 +486,9 @@ impl World {
             Op::Cancel(which) => self.cancel(which).await?,
             Op::Reschedule(which, ms) => self.reschedule(which, *ms).await?,
             Op::Reprioritize(which, level) => self.reprioritize(which, *level).await?,
+            Op::Edit(which, retries, deadline, grant, late) => {
+                self.edit(which, *retries, *deadline, *grant, *late).await?;
+            }
             Op::Redrive(which, ms) => self.redrive(which, *ms).await?,
             Op::Delete(which) => {
                 let Some(id) = self.pick_in(State::Dead, std::slice::from_ref(which)).pop() else {
@@ -615,6 +631,7 @@ impl World {
             failures: 0,
             losses: 0,
             away: false,
+            edits: 0,
             run: None,
             grants: Vec::new(),
             ended: None,
@@ -689,6 +706,51 @@ impl World {
         if task.state == State::Pending {
             change(task);
             task.away = true;
+            task.edits = task.edits.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    async fn edit(
+        &mut self,
+        which: &Index,
+        retries: u8,
+        deadline: Option<i64>,
+        current: Option<bool>,
+        late: bool,
+    ) -> Checked {
+        let Some(id) = self.pick(std::slice::from_ref(which)).pop() else { return Ok(()) };
+        let task = &self.tasks[&id];
+        let mut new = task.spec.clone();
+        new.retry.retries = retries;
+        new.deadline = deadline.map(|ms| UnixMs(self.now + ms));
+        new.payload = Bytes::from(format!("edited to {retries}"));
+        let run = task.run.as_ref().map(|run| run.grant);
+        let grant = current.and_then(|current| if current { run } else { task.grants.first().copied() });
+        let seen = task.edits.wrapping_add(u8::from(late));
+        let told = intake::edit(&self.space, "test", id, grant, seen, &new, "edited").await.expect("edit");
+        let ended = |state| EditAnswer::Ended(state);
+        let expected = match (grant, task.state) {
+            (Some(grant), _) if run != Some(grant) => EditAnswer::Stale,
+            (_, State::Pending | State::Running | State::Dead) if late => EditAnswer::Changed,
+            (_, state @ (State::Pending | State::Running | State::Dead)) => EditAnswer::Done(state),
+            (_, state) => match self.recalled(id, 90) {
+                Some(true) => ended(state),
+                Some(false) => EditAnswer::Unknown,
+                None if told == EditAnswer::Unknown => EditAnswer::Unknown,
+                None => ended(state),
+            },
+        };
+        same!(told, expected, "the edit of {id}");
+        if let EditAnswer::Done(state) = told {
+            let task = self.tasks.get_mut(&id).expect("known");
+            if state != State::Dead {
+                let changed = task.spec.deadline != new.deadline;
+                task.timer = if changed { new.deadline.is_some() } else { task.timer };
+            }
+            task.spec = new;
+            task.edits = task.edits.wrapping_add(1);
+            task.away |= state != State::Running;
         }
         Ok(())
     }
@@ -1206,7 +1268,7 @@ impl World {
         let prefix = self.space.guard(bucket()).key("");
         let keep = |name: &str| {
             // Lag figures end by Redis's own clock.
-            ["meta", "counts", "events", "lock"].contains(&name)
+            ["meta", "counts", "events", "cut", "lock"].contains(&name)
                 || name.starts_with("last:")
                 || name.starts_with("lag:")
         };

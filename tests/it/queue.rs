@@ -1,11 +1,13 @@
 //! What is set for queues; pausing, freezing and thawing.
 
-use minutehand::client::{Client, Due, NewTask};
+use minutehand::client::{Client, Due, NewTask, Submitted};
 use minutehand::executor::Executor;
-use minutehand::model::queue::{Lease, TryDefaults};
-use minutehand::model::{Namespace, QueueName, QueueSettings, State};
+use minutehand::model::queue::{Lease, TimeoutDefaults, TryDefaults};
+use minutehand::model::runs::Runs;
+use minutehand::model::{Namespace, QueueName, QueueSettings, Spec, State};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::Space;
+use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::queue::{self, PutAnswer, Scope};
 use minutehand::testing::bed::Bed;
 use std::sync::Arc;
@@ -251,4 +253,120 @@ async fn a_paused_queue_is_held_and_others_go_on() {
     stop.cancel();
     executor.await.unwrap().unwrap();
     pod.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn runs_add_up_over_executors_and_fade() {
+    let bed = Bed::shared().await.unwrap();
+    let space = minutehand::testing::fixtures::space(&bed).await;
+    let queue = |name: &str| QueueName::new(name).unwrap();
+    let of = |ms: i64, n: u32, failed: bool| {
+        let mut runs = Runs::default();
+        (0..n).for_each(|_| runs.add(ms, failed));
+        runs
+    };
+    let told = queue::add_runs(&space, &[(queue("a"), of(100, 30, false)), (queue("b"), of(7, 1, true))])
+        .await
+        .unwrap();
+    assert_eq!(told, [of(100, 30, false), of(7, 1, true)]);
+    queue::add_runs(&space, &[(queue("a"), of(9_000, 10, true))]).await.unwrap();
+    let figures = queue::runs(&space, &queue("a")).await.unwrap().figures();
+    assert_eq!((figures.runs, figures.failed, figures.failure_rate), (40, 10, 0.25));
+    assert_eq!(figures.max_ms, Some(9_000));
+    assert!((100..110).contains(&figures.p50_ms.unwrap()) && figures.p99_ms == Some(9_000), "{figures:?}");
+    assert_eq!(figures.suggested_lease_ms, Some(9_000 * 3 + 30_000));
+    assert_eq!(queue::runs(&space, &queue("c")).await.unwrap(), Runs::default());
+    // An hour later what was counts half; a day of that, and it is gone.
+    space.inject_now(Some(minutehand::testing::fixtures::T0 + 3_600_000));
+    let told = queue::add_runs(&space, &[(queue("a"), of(100, 5, false))]).await.unwrap();
+    assert_eq!((told[0].count(), told[0].failed()), (25, 5));
+    for hour in 2..8 {
+        space.inject_now(Some(minutehand::testing::fixtures::T0 + hour * 3_600_000));
+        queue::add_runs(&space, &[(queue("a"), of(100, 1, false))]).await.unwrap();
+    }
+    let figures = queue::runs(&space, &queue("a")).await.unwrap().figures();
+    assert_eq!((figures.failed, figures.suggested_lease_ms), (0, None));
+    assert!(figures.max_ms.unwrap() < 110, "{figures:?}");
+    let report = check(&space, CheckOptions::default()).await.unwrap();
+    assert!(report.ok, "{report:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_follows_from_how_long_tasks_run() {
+    let bed = Bed::shared().await.unwrap();
+    let namespace = Namespace::new(bed.namespace()).unwrap();
+    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let client = Client::new(space.clone());
+    let [slow, fixed] = ["slow", "fixed"].map(|name| QueueName::new(name).unwrap());
+    let mut runs = Runs::default();
+    (0..50).for_each(|_| runs.add(60_000, false));
+    queue::add_runs(&space, &[(slow.clone(), runs)]).await.unwrap();
+    for (queue, lease) in [(&slow, Lease::Auto), (&fixed, Lease::Fixed { ms: 7_000 })] {
+        let set = |settings: &mut QueueSettings| {
+            settings.lease = Some(lease);
+            settings.timeouts =
+                Some(TimeoutDefaults { total_ms: Some(500_000), ..TimeoutDefaults::default() });
+            settings.retry = Some(TryDefaults { retries: Some(9), backoff: None });
+            Ok(())
+        };
+        client.queue_set(queue, set).await.unwrap();
+    }
+    let stats = client.queue_stats(&slow).await.unwrap();
+    assert_eq!((stats.figures.runs, stats.lease, stats.lease_ms), (50, Some(Lease::Auto), 210_000));
+    let stop = CancellationToken::new();
+    let pod = tokio::spawn(Pod::new(space.clone(), PodSettings::default()).run(stop.child_token()));
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let door = |gate: &Arc<tokio::sync::Semaphore>| {
+        let gate = Arc::clone(gate);
+        move |_, _| {
+            let gate = Arc::clone(&gate);
+            async move {
+                gate.acquire().await?.forget();
+                Ok(())
+            }
+        }
+    };
+    let executor = Executor::builder(space.clone()).handle("slow", door(&gate)).handle("fixed", door(&gate));
+    let executor = tokio::spawn(executor.build().unwrap().run(stop.child_token()));
+    let submit = async |queue: &QueueName, own: Option<u32>| {
+        client.submit(NewTask { lease_ms: own, ..NewTask::to(queue.clone()) }).await.unwrap()
+    };
+    // Executors look the leases up when they begin: the first task may be ahead of that.
+    let left = async |task: Submitted| {
+        let mut lease = None;
+        until("it has started", async || {
+            let view = client.get(task.id).await.unwrap().unwrap();
+            lease = view
+                .lease_until
+                .filter(|_| view.view == "started")
+                .map(|until| until.0 - space.clock().now_ms());
+            lease.is_some()
+        })
+        .await;
+        lease.unwrap()
+    };
+    until("an executor follows the lease that follows from the runs", async || {
+        let lease = left(submit(&slow, None).await).await;
+        gate.add_permits(1);
+        (150_000..=210_000).contains(&lease)
+    })
+    .await;
+    let lease = left(submit(&fixed, None).await).await;
+    assert!((1_000..=7_000).contains(&lease), "{lease}");
+    let task = submit(&slow, Some(40_000)).await;
+    let lease = left(task).await;
+    assert!((30_000..=40_000).contains(&lease), "a task's own lease comes first: {lease}");
+    // What else is set for the queue is what its tasks have.
+    let view = client.get(task.id).await.unwrap().unwrap();
+    assert_eq!(view.retries, Some(9));
+    let found = minutehand::store::read::get(&space, task.id).await.unwrap().unwrap();
+    let spec = Spec::decode(&found.spec.unwrap(), task.id.home().start()).unwrap();
+    assert_eq!(spec.deadline, Some(spec.due.plus(500_000)));
+    gate.add_permits(100);
+    stop.cancel();
+    executor.await.unwrap().unwrap();
+    pod.await.unwrap().unwrap();
+    // What it ran is known when it has gone.
+    let stats = client.queue_stats(&fixed).await.unwrap();
+    assert_eq!((stats.figures.runs, stats.figures.failed), (1, 0));
 }

@@ -3,7 +3,7 @@
 use minutehand::client::{Client, NewTask};
 use minutehand::executor::{Executor, Task};
 use minutehand::model::seal::{KEY_BYTES, KeyRing};
-use minutehand::model::{Namespace, QueueName, Retry, State};
+use minutehand::model::{Namespace, QueueName, State};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::{At, Space};
 use minutehand::testing::bed::Bed;
@@ -36,9 +36,8 @@ async fn redis_never_sees_a_payload_and_executors_with_the_key_do() {
     let namespace = Namespace::new(bed.namespace()).unwrap();
     let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
     let queue = |name: &str| QueueName::new(name).unwrap();
-    let once = Retry::default().with_retries(0).unwrap();
     let secret = "a payload that nobody but the executor shall read";
-    let task = |name: &str| NewTask { payload: secret.into(), retry: once, ..NewTask::to(queue(name)) };
+    let task = |name: &str| NewTask { payload: secret.into(), retries: Some(0), ..NewTask::to(queue(name)) };
     let old = Client::new(space.clone()).with_keys(ring(&[("k1", 1)]));
     let new = Client::new(space.clone()).with_keys(ring(&[("k2", 2), ("k1", 1)]));
     let by_old = old.submit(task("good")).await.unwrap().id;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use minutehand::dev::redis::ServerOptions;
 use minutehand::limits;
 use minutehand::model::spec::Key;
-use minutehand::model::{Priority, Spec, TaskId, UnixMs};
+use minutehand::model::{PlanName, Priority, Spec, TaskId, UnixMs};
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::due::{self, Claim, ReleaseAnswer};
 use minutehand::store::intake::{self, Row, Sending};
@@ -120,6 +120,31 @@ async fn the_largest_batches_are_short() {
         meter.time(name, intake::cancel(&space, bucket(), "me", "", &ids)).await.unwrap();
         meter.time("intake.cancel ended", intake::cancel(&space, bucket(), "me", "", &ids)).await.unwrap();
         meter.time("intake.submit ended", intake::submit(&space, bucket(), &rows, again)).await.unwrap();
+        // A thousand of a frozen plan are set aside, and come back.
+        let sale = PlanName::new("sale").unwrap();
+        let of_plan = |n: usize| {
+            let made = make(n, now - (n % 50) as i64);
+            row(Spec { plan: Some(sale.clone()), ..made.spec })
+        };
+        submit(&space, &(0..batch).map(of_plan).collect::<Vec<_>>()).await;
+        let frozen = Claim { frozen_plans: [sale.clone()].into(), ..claim_all("p1") };
+        loop {
+            // What failed in an earlier round may be ripe too.
+            let granted = meter.time("due.claim setting aside", claim(&space, &frozen)).await.tasks;
+            if granted.is_empty() {
+                break;
+            }
+            ack_done(&space, &granted).await;
+        }
+        let held = read::counts(&space, bucket()).await.unwrap().count("held");
+        assert_eq!(held, batch as i64);
+        for _ in 0..2 {
+            let none = Claim { limit: 0, normal_limit: 0, ..claim_all("p1") };
+            meter.time("due.claim bringing back", claim(&space, &none)).await;
+        }
+        let granted = claim(&space, &claim_all("p1")).await.tasks;
+        assert_eq!(granted.len(), batch);
+        ack_done(&space, &granted).await;
         for (name, outcome) in &outcomes {
             // Two thousand ripe: a claim must ripen and choose; then straight through.
             for part in 0..2 {

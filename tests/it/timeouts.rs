@@ -307,9 +307,8 @@ async fn a_handler_over_its_time_fails() {
     let executor = Executor::builder(space.clone()).stop_grace(Duration::from_millis(50));
     let executor = executor.handle("push", minutehand::executor::exec("sleep 600")).build().unwrap();
     let executor = tokio::spawn(executor.run(stop.clone()));
-    let retry = minutehand::model::Retry::default().with_retries(0).unwrap();
     let queue = QueueName::new("push").unwrap();
-    let task = NewTask { timeout_ms: Some(200), retry, ..NewTask::to(queue) };
+    let task = NewTask { timeout_ms: Some(200), retries: Some(0), ..NewTask::to(queue) };
     let id = Client::new(space.clone()).submit(task).await.unwrap().id;
     let dead = async {
         while state(&space, id).await != State::Dead {

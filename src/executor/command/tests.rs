@@ -42,6 +42,20 @@ async fn the_exit_code_decides() {
     assert_eq!(sh("echo why >&2; exit 3", "").await, Err(HandlerError::failed("exit code 3: why")));
     let later = sh("echo later >&2; exit 75", "").await.unwrap_err();
     assert_eq!((later.wait_ms(), later.message()), (Some((5_000, false)), "exit code 75: later"));
+    let told = sh("echo busy >&2; echo 'retry-after: 90s' >&2; exit 75", "").await.unwrap_err();
+    assert_eq!(told.wait_ms(), Some((90_000, false)));
+    let counted = sh("echo 'retry-after: 2m' >&2; exit 1", "").await.unwrap_err();
+    assert_eq!(
+        (counted.wait_ms(), counted.message()),
+        (Some((120_000, true)), "exit code 1: retry-after: 2m")
+    );
+    let never = sh("echo 'no such number' >&2; echo 'retry-after: 2m' >&2; exit 65", "").await.unwrap_err();
+    assert!(never.is_fatal() && never.message().starts_with("exit code 65: no such number"));
+    // What is no length of time is an error text like another.
+    assert_eq!(
+        sh("echo 'retry-after: soon' >&2; exit 1", "").await,
+        Err(HandlerError::failed("exit code 1: retry-after: soon"))
+    );
     assert_eq!(sh("kill -SEGV $$", "").await, Err(HandlerError::failed("ended by SIGSEGV")));
     assert_eq!(
         sh("no-such-program", "").await.unwrap_err().message().split(':').next(),

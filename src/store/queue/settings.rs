@@ -105,6 +105,13 @@ pub async fn settings(space: &Space) -> Result<Arc<QueueTable>, StoreError> {
     refresh(space).await
 }
 
+/// What is set for queues as it was last read, if it ever was; for when it cannot be read.
+pub fn known_settings(space: &Space) -> Option<Arc<QueueTable>> {
+    let known = space.known_queues();
+    let read = known.asked.lock().is_some();
+    read.then(|| known.table.load_full())
+}
+
 /// What is set for queues, as it stands now.
 pub async fn refresh(space: &Space) -> Result<Arc<QueueTable>, StoreError> {
     let known = space.known_queues();
