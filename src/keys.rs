@@ -29,6 +29,7 @@
 //! | `dead` | ZSET | ids of dead letters, by time |
 //! | `dead:<id>` | HASH | reason, time, attempts |
 //! | `events` | STREAM | packed moves |
+//! | `tally` | HASH | running tasks and outcomes, only of queues that have a limit which asks for them |
 //! | `cut` | HASH | letter of a move → how many have been trimmed off the stream |
 //! | `counts` | HASH | counters of the conservation law, ripe backlog, deficits |
 //! | `lag:<minute>` | HASH | start − due, as a histogram; ends by itself after 10 minutes |
@@ -39,12 +40,14 @@
 //! | other tag | keys | content |
 //! | --- | --- | --- |
 //! | `<namespace>:lanes` | `by_name`, `by_code` (HASH), `new` (channel) | codes of queues with labels |
-//! | `<namespace>:spread` | `spread` (HASH) | buckets, holders, epoch |
+//! | `<namespace>:spread` | `spread` (HASH), `new` (channel) | buckets, those that close, holders, bounds, epoch |
+//! | `<namespace>:decider` | `lead` (HASH), `windows`, `changes` (LIST) | who decides, and what was decided on which figures |
 //! | `<namespace>:digest` | `digest` (HASH) | how far owners were told of dead letters, and who does it |
 //! | `<namespace>:runs` | `q:<queue>` (HASH) | how long tasks of a queue run, in bins, and how many fail |
 //! | `<namespace>:freeze` | `frozen` (HASH), `new` (channel) | what is frozen |
 //! | `<namespace>:access` | `tokens` (HASH), `notes` (STREAM), `new` (channel) | tokens of the HTTP port, what operators did |
 //! | `<namespace>:queues` | `records` (HASH), `new` (channel) | what is set for queues, as JSON behind a version |
+//! | `<namespace>:l:<q or d>:<name>` | `allotted`, `shares`, `breaker` (HASH) | what pods hold of the limits of a queue or downstream |
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:executors` | `lost`, `drained` (SET) | whose inbox is still to be looked after; who is to be given nothing |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
@@ -139,6 +142,8 @@ pub enum Kind {
     Cut,
     /// `counts`
     Counts,
+    /// `tally`
+    Tally,
     /// `lag:…`
     Lag,
     /// `lock`
@@ -151,9 +156,9 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 14] = [
+    pub const SINGLE: [&'static str; 15] = [
         "meta", "agenda", "leases", "recents", "parked", "helds", "at", "run", "tries", "dead", "events",
-        "cut", "counts", "lock",
+        "cut", "counts", "tally", "lock",
     ];
 
     /// The kind of a name; nothing for a name that is none of ours.
@@ -178,6 +183,7 @@ impl Kind {
             ("events", None) => Self::Events,
             ("cut", None) => Self::Cut,
             ("counts", None) => Self::Counts,
+            ("tally", None) => Self::Tally,
             ("lock", None) => Self::Lock,
             ("due", Some(rest)) if is_due_name(rest) => Self::Due,
             ("ready", Some(rest)) if LaneCode::from_bytes(rest.as_bytes()).is_some() => Self::Ready,
@@ -211,7 +217,9 @@ impl Kind {
             | Self::Timer
             | Self::Dead => "zset",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
-            Self::Letter | Self::Mark | Self::Cut | Self::Counts | Self::Lag | Self::Lock => "hash",
+            Self::Letter | Self::Mark | Self::Cut | Self::Counts | Self::Tally | Self::Lag | Self::Lock => {
+                "hash"
+            }
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
             Self::Parked => "set",
             Self::Events => "stream",
@@ -231,14 +239,20 @@ fn is_due_name(name: &str) -> bool {
 }
 
 /// Names that only rooms have, with their types.
-pub const ROOM_KEYS: [(&str, &str); 14] = [
+pub const ROOM_KEYS: [(&str, &str); 20] = [
     ("digest", "hash"),
     ("tokens", "hash"),
     ("notes", "stream"),
+    ("allotted", "hash"),
+    ("shares", "hash"),
+    ("breaker", "hash"),
     ("frozen", "hash"),
     ("by_name", "hash"),
     ("by_code", "hash"),
     ("spread", "hash"),
+    ("lead", "hash"),
+    ("windows", "list"),
+    ("changes", "list"),
     ("records", "hash"),
     ("seen", "zset"),
     ("lost", "set"),
@@ -255,12 +269,14 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
         (room, name),
         ("lanes", "by_name" | "by_code")
             | ("spread", "spread")
+            | ("decider", "lead" | "windows" | "changes")
             | ("freeze", "frozen")
             | ("digest", "digest")
             | ("access", "tokens" | "notes")
             | ("pods" | "executors", "records" | "seen")
             | ("executors", "lost" | "drained")
             | ("queues", "records")
+            | ("l", "allotted" | "shares" | "breaker")
             | ("x", "slots" | "inbox" | "urgent")
     );
     match name {

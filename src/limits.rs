@@ -53,6 +53,19 @@ pub const BUCKETS_MAX: u16 = 1_024;
 pub const KEY_BUCKETS_DEFAULT: u16 = 8;
 /// Most holders of one bucket's lock.
 pub const HOLDERS_MAX: usize = 8;
+/// Most buckets with a number of holders of their own.
+pub const HOT_BUCKETS_MAX: usize = 8;
+/// How long a closed bucket stays at least before it vanishes: until then its events and its finished tasks are known,
+/// and a submit that is sent again is told what became of it.
+pub const BUCKET_LINGER_MIN_MS: i64 = 120_000;
+/// Decisions on the number of buckets that are kept with their figures: 20 minutes of windows of 5 s, up to 5 KB each.
+pub const DECISIONS_MAX: usize = 240;
+/// Changes of the number of buckets that are kept with their figures.
+pub const CHANGES_MAX: usize = 200;
+/// Buckets that a decision lists with their figures: those that are worst off.
+pub const DECISION_BUCKETS_MAX: usize = 8;
+/// Coming minutes that a decision looks at.
+pub const DECISION_AHEAD_MINUTES: usize = 10;
 /// Most combinations of queue and required labels in a namespace (18 bits, capped).
 pub const LANE_GROUPS_MAX: u32 = 65_536;
 
@@ -210,6 +223,22 @@ pub const QUEUE_RECORD_MAX_BYTES: usize = 8 << 10;
 pub const QUEUE_SETTINGS_KEPT_MS: u64 = 1_000;
 /// Longest text that says who did something or why.
 pub const CAUSE_MAX_BYTES: usize = 256;
+/// Most tasks that a limit may allow in its time.
+pub const RATE_MAX_ROWS: u32 = 10_000_000;
+/// Shortest time over which a rate is meant: shorter ones are lost in the way to an executor and back.
+pub const RATE_MIN_MS: i64 = 1_000;
+/// Longest time over which a rate is meant, and longest time a breaker stays open: a day.
+pub const RATE_MAX_MS: i64 = 86_400_000;
+/// Most times of the day at which one queue is held.
+pub const MAINTENANCE_MAX: usize = 16;
+/// Most lanes by queue, labels and tier with a limit of their own in one claim.
+pub const RULES_MAX: usize = 512;
+/// How long a pod may use what it was granted of a limit; what a dead pod had comes back after that.
+pub const ALLOTMENT_MS: i64 = 2_000;
+/// Shortest wait of a pod that wants more of a limit before it asks again.
+pub const ALLOT_EVERY_MS: i64 = 10;
+/// Stretches into which the time of a rate is cut to be counted: what counts for one stretch longer is lost to the limit.
+pub const RATE_STRETCHES: i64 = 100;
 /// Longest address of a webhook.
 pub const URL_MAX_BYTES: usize = 2_048;
 
@@ -264,7 +293,8 @@ pub const DURABLE_WAIT_MS: u32 = 3_000;
 pub const DURABLE_CALLS_MAX: usize = 8;
 /// What a server said of its persistence is asked again after this long, and at every new connection.
 pub const PERSISTENCE_KEPT_MS: u64 = 5_000;
-/// How long a process goes by what it last read of a namespace's buckets before it reads it anew.
+/// How long a process goes by what it last read of a namespace's buckets before it reads it anew: so
+/// late who submits uses new buckets.
 pub const SPREAD_KEPT_MS: i64 = 3_000;
 /// Times a call is tried again by the store when the server says "not now".
 pub const CALL_RETRIES_MAX: u32 = 5;

@@ -76,11 +76,19 @@ pub const SCRIPTS: &[&str] = &[
     "queue.lane",
     "queue.spread",
     "queue.freeze",
+    "bucket.resize",
+    "bucket.mark",
+    "bucket.vanish",
+    "decider.lead",
+    "decider.note",
+    "read.load",
+    "read.agenda",
     "access.token",
     "access.quota",
     "access.note",
     "access.notes",
     "queue.put",
+    "queue.allot",
     "queue.runs",
     "dead.redrive",
     "dead.delete",
@@ -116,12 +124,35 @@ pub const REDIS_ERROR_CAUSES: &[&str] = &[
     "overloaded",
     "closed",
 ];
+/// Why the decider decided as it did; a test holds them against the decider's own list.
+pub const DECISION_REASONS: &[&str] = &[
+    "on_target",
+    "late_for_now",
+    "loops_saturated",
+    "redis_bound",
+    "redis_unknown",
+    "executors_full",
+    "draining",
+    "no_gain",
+    "at_most",
+    "bucket_hot",
+    "holders_at_most",
+    "not_ours",
+    "bucket_cool",
+    "calm",
+    "slice_ahead",
+    "at_least",
+    "pinned",
+    "out_of_bounds",
+    "manual",
+    "blind",
+];
 /// Why Redis refused to write.
 pub const WRITE_REFUSED_CAUSES: &[&str] = &["oom", "misconf", "readonly", "noreplicas"];
 /// How Redis came to forget: the whole namespace, one bucket, or the last moments of a bucket.
 pub const HISTORY_LOST_CAUSES: &[&str] = &["emptied", "bucket_emptied", "rolled_back"];
 /// What woke a claim loop.
-pub const WAKE_SOURCES: &[&str] = &["due", "publish", "room", "poll"];
+pub const WAKE_SOURCES: &[&str] = &["due", "publish", "room", "limit", "poll"];
 
 macro_rules! families {
     ($($constant:ident = $name:literal, $kind:expr, $unit:ident, $label:expr, $help:literal;)*) => {
@@ -160,6 +191,30 @@ families! {
         "Time of one batch of acks as the executor sees it.";
     LEASE_LAPSED = "lease_lapsed_total", Kind::Counter, Count, None,
         "Grants whose lease lapsed without an outcome.";
+    CLAIM_LOOP_BUSY = "claim_loop_busy_ratio", Kind::Gauge, Count, None,
+        "Share of its time that this pod's busiest claim loop is at work.";
+    CLAIM_LOOP_STARVED = "claim_loop_starved_ratio", Kind::Gauge, Count, None,
+        "Share of its time that a claim loop of this pod waits for room at executors, at most.";
+    BUCKETS_OPEN = "buckets_open", Kind::Gauge, Count, None,
+        "Buckets that take new tasks, as the leading decider saw them; 0 at pods that do not lead.";
+    BUCKETS_CLOSING = "buckets_closing", Kind::Gauge, Count, None,
+        "Buckets that take no new tasks and are not empty yet; 0 at pods that do not lead.";
+    DECIDER_LEADS = "decider_leads", Kind::Gauge, Count, None,
+        "1 at the pod that decides on the number of buckets.";
+    DECIDER_DECISIONS = "decider_decisions_total", Kind::Counter, Count, Some(("reason", DECISION_REASONS)),
+        "Windows of the decider by the reason of what it decided.";
+    DECIDER_ERRORS = "decider_errors_total", Kind::Counter, Count, None,
+        "Windows in which this pod could not decide.";
+    DECIDER_BACKLOG = "decider_backlog", Kind::Gauge, Count, None,
+        "Ripe tasks that wait, as the leading decider saw them; 0 at pods that do not lead.";
+    DECIDER_LAG = "decider_lag_p99_seconds", Kind::Gauge, Seconds, None,
+        "Start − due that 99 in 100 starts of the last window did not pass; 0 at pods that do not lead.";
+    REDIS_MAIN_THREAD = "redis_main_thread_ratio", Kind::Gauge, Count, None,
+        "Use of the main thread of the busiest Redis server; 0 at pods that do not lead.";
+    WANTED_PODS = "wanted_pods", Kind::Gauge, Count, None,
+        "Pods that would do for the load; every pod says the same.";
+    WANTED_EXECUTORS = "wanted_executors", Kind::Gauge, Count, None,
+        "Executors that would do for what runs, waits and comes; every pod says the same.";
     BUCKETS_HELD = "buckets_held", Kind::Gauge, Count, None,
         "Buckets for which this pod has a permit.";
     PODS_LIVE = "pods_live", Kind::Gauge, Count, None,
@@ -246,6 +301,18 @@ pub struct Handles {
     pub acks: Labelled<Counter>,
     pub acks_duration: Histogram,
     pub lease_lapsed: Counter,
+    pub claim_loop_busy: Gauge,
+    pub claim_loop_starved: Gauge,
+    pub buckets_open: Gauge,
+    pub buckets_closing: Gauge,
+    pub decider_leads: Gauge,
+    pub decider_decisions: Labelled<Counter>,
+    pub decider_errors: Counter,
+    pub decider_backlog: Gauge,
+    pub decider_lag: Gauge,
+    pub redis_main_thread: Gauge,
+    pub wanted_pods: Gauge,
+    pub wanted_executors: Gauge,
     pub buckets_held: Gauge,
     pub pods_live: Gauge,
     pub executors_live: Gauge,
@@ -290,6 +357,18 @@ impl Handles {
             acks: Labelled::new(|v| counter(ACKS, "outcome", v), ACK_OUTCOMES),
             acks_duration: metrics::histogram!(ACKS_DURATION),
             lease_lapsed: metrics::counter!(LEASE_LAPSED),
+            claim_loop_busy: metrics::gauge!(CLAIM_LOOP_BUSY),
+            claim_loop_starved: metrics::gauge!(CLAIM_LOOP_STARVED),
+            buckets_open: metrics::gauge!(BUCKETS_OPEN),
+            buckets_closing: metrics::gauge!(BUCKETS_CLOSING),
+            decider_leads: metrics::gauge!(DECIDER_LEADS),
+            decider_decisions: Labelled::new(|v| counter(DECIDER_DECISIONS, "reason", v), DECISION_REASONS),
+            decider_errors: metrics::counter!(DECIDER_ERRORS),
+            decider_backlog: metrics::gauge!(DECIDER_BACKLOG),
+            decider_lag: metrics::gauge!(DECIDER_LAG),
+            redis_main_thread: metrics::gauge!(REDIS_MAIN_THREAD),
+            wanted_pods: metrics::gauge!(WANTED_PODS),
+            wanted_executors: metrics::gauge!(WANTED_EXECUTORS),
             buckets_held: metrics::gauge!(BUCKETS_HELD),
             pods_live: metrics::gauge!(PODS_LIVE),
             executors_live: metrics::gauge!(EXECUTORS_LIVE),

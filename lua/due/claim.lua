@@ -6,9 +6,12 @@
 --         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights: a number, or number + ms after which it doubles, and ;group weight for each queue with one of its own
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
 --         27 look-ahead ms: what is due so soon is granted too, if all of it may go
---         28 n, n × (group, quota, quota)  then the signature of the frozen plans and their names
+--         28 n, n × (group, quota, quota)  then the signature of the frozen plans, n, n × name  then: "1" if no retries
+--         may go, until when purses are good or "", groups that are counted (3 each), n, n × (kind, amount) purses: t amount,
+--         r amount less what runs, n, n × (group 3 + a digit for each tier 0 to 6: 1 if it pays, purse)
 -- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once,
---         clock of the last claim or 0, 1 if nothing runs, stands in a lane or is held, n × (head, spec)}
+--         clock of the last claim or 0, 1 if nothing runs, stands in a lane or is held, n × (head, spec)},
+--         and where there are purses or counted groups: n × (spent "," left behind ";") | n × (running "," ok "," failed ";")
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
 -- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 80 due sets, 64 lanes a priority; reaps <= 250;
@@ -33,12 +36,13 @@ if lnow < clock then skew, lnow = clock - now, clock end
 lease_now = lnow
 
 -- The permit. The lock is economy, not safety: a claim is atomic whoever makes it.
+local ended = {}
+do
 local mine = call('HGET', lock, pod)
 local function live(v)
   local till = tonumber(sub(v, 17, 29))
   return till > now and till <= now + 2 * lock_ms
 end
-local ended = {}
 if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
   local all, holders, soonest = call('HGETALL', lock), 0, nil
   for i = 1, #all, 2 do
@@ -52,17 +56,21 @@ if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
   end
   if holders >= tonumber(ARGV[9]) then return { 'NOT_HOLDER', stamp, soonest } end
 end
+end
 local running = tonumber(call('HGET', counts, 'running') or 0)
+local plan_at = 29 + 3 * tonumber(ARGV[28])
+local limits_at = plan_at + 2 + tonumber(ARGV[plan_at + 1])
 -- A visit looks at what it is about to write, and no further: most find little to do.
 local function need_move()
   need('stream', 'events')
-  need_all('hash', 'run', 'at', 'tries')
+  need_all('hash', 'run', 'at', 'tries', 'tally')
   need_all('zset', 'agenda', 'dead')
   need_recent()
 end
 local function need_grant()
   need('stream', 'events')
   need_all('hash', 'run', 'at')
+  if #ARGV > limits_at + 1 then need('hash', 'tally') end
   need('zset', 'leases')
   need('string', lease_name(lnow + dispatch_ms))
 end
@@ -81,6 +89,7 @@ local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0
 
 -- A repeated call: what it was granted and still holds is answered again.
 need('string', 'last:' .. pod)
+do
 local last = call('GET', P .. 'last:' .. pod)
 if last and sub(last, 1, 16) == ARGV[4] then
   local out = { 'OK', stamp, -1, 1, 0, 0, 0, clock, 0 }
@@ -98,6 +107,7 @@ if last and sub(last, 1, 16) == ARGV[4] then
   end
   permit_put(0)
   return out
+end
 end
 
 local delta, rares = {}, {}
@@ -136,7 +146,10 @@ if skew ~= skew_was then call('HSET', KEYS[1], 'clock', format('%.0f', lnow), 's
 elseif lnow > clock then call('HSET', KEYS[1], 'clock', format('%.0f', lnow)) end
 
 -- 1. Leases that lapsed.
-local reaped, lapsed = 0, {}
+-- (Blocks keep the number of names below the 200 that Lua allows in a function.)
+local reaped = 0
+do
+local lapsed = {}
 local function lapse(id, r)
   if lapsed[id] then return end
   need_move()
@@ -155,10 +168,12 @@ local function lapse(id, r)
   count('running', -1)
   if not spec then
     call('HDEL', run, id)
+    tally_end(r)
     count('deleted', 1)
     rares[#rares + 1] = rare(id, grant, 'F', 0, 'running without a spec: dropped')
   elseif run_cancelled(r) then
     call('HDEL', run, id)
+    tally_end(r)
     finish(id, spec, 'C', sub(grant, 1, 8))
     count('cancelled', 1)
     rares[#rares + 1] = rare(id, grant, 'C', 0, 'cancelled while running; ' .. holder .. ' did not answer')
@@ -219,14 +234,16 @@ do
     call('HSET', KEYS[1], 'scanat', format('%013.0f', lnow), 'scan', piece[1])
   end
 end
+end
 
 -- Tasks of frozen plans are set aside in `held:<plan>`, still pending; those of thawed ones come back to where their
 -- due time says, a stretch a visit.
-local plan_at, frozen, again, cut, aside = 29 + 3 * tonumber(ARGV[28]), nil, false, false, 0
-for i = plan_at + 1, #ARGV do
+local frozen, again, cut, aside = nil, false, false, 0
+for i = plan_at + 2, limits_at - 1 do
   frozen = frozen or {}
   frozen[ARGV[i]] = true
 end
+do
 local function come_back(plan, most)
   local key = P .. 'held:' .. plan
   need('zset', 'held:' .. plan)
@@ -252,9 +269,11 @@ if meta[11] and meta[12] ~= ARGV[plan_at] then
     call('HDEL', KEYS[1], 'held', 'heldsig')
   elseif not cut then call('HSET', KEYS[1], 'heldsig', ARGV[plan_at]) end
 end
+end
 
 -- 2. What the agenda says is due: due sets, timers, keys whose window ended.
-local minute = floor(now / 60000)
+local minute, sets = floor(now / 60000), nil
+do
 local names = call('ZRANGE', agenda, '-inf', minute, 'BYSCORE', 'LIMIT', 0, SETS)
 if #names == SETS then
   local seen = {}
@@ -278,7 +297,10 @@ local function expire(key, id)
   if r then
     grant = run_grant(r)
     gone = call('HDEL', run, id) == 1
-    if gone then count('running', -1) end
+    if gone then
+      count('running', -1)
+      tally_end(r)
+    end
   else
     gone = unplace(id, at.due, at.lane, spec)
     if gone then count('pending', -1) end
@@ -331,8 +353,9 @@ for _, name in ipairs(names) do
     if not some then call('ZREM', agenda, name) end
   end
 end
-local sets = urgent
+sets = urgent
 for _, name in ipairs(normal) do sets[#sets + 1] = name end
+end
 -- The look-ahead may reach into the next minute; its timers and keys wait until then.
 local till = now + tonumber(ARGV[27])
 if floor(till / 60000) > minute then
@@ -346,6 +369,7 @@ end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
 if now - tonumber(meta[14] or 0) >= KEEP then call('HSET', KEYS[1], 'kept', now13) end
+do
 do
   local ten, olden = recent_ten(), {}
   for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
@@ -389,6 +413,7 @@ do
       for letter, n in pairs(moves) do call('HINCRBY', P .. 'cut', letter, n) end
     end
   end
+end
 end
 
 -- 4. Candidates: the ripe heads of the due sets, urgent ones first. Their times are asked for only where
@@ -442,18 +467,82 @@ local function look(timed, until_ms)
   end
 end
 
+local chosen, chosen_n, from_lane, backlog, some = {}, 0, {}, 0, nil
+local purses, rules, counted, tallies = {}, nil, {}, nil
+do
 -- Quotas by queue: a default and exceptions.
 local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
 for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
+-- Limits: purses that lanes share, and which lanes pay from which. Most claims have none.
+local no_retries = ARGV[limits_at] == '1'
+local function tier(lane) return digit(sub(lane, 4, 4)) % 8 end
+if #ARGV > limits_at + 1 then
+  local good = ARGV[limits_at + 1] == '' or now <= tonumber(ARGV[limits_at + 1])
+  local groups, at, fields = ARGV[limits_at + 2], limits_at + 3, {}
+  for i = 1, #groups, 3 do
+    local group = sub(groups, i, i + 2)
+    counted[#counted + 1] = group
+    counted[group] = #counted
+    for _, letter in ipairs({ 'r', 's', 'f' }) do fields[#fields + 1] = group .. letter end
+  end
+  if #fields > 0 then tallies = call('HMGET', P .. 'tally', unpack(fields)) end
+  local kinds = {}
+  for p = 1, tonumber(ARGV[at]) do
+    local kind, amount = ARGV[at + 2 * p - 1], tonumber(ARGV[at + 2 * p])
+    purses[p] = { n = (kind == 't' and amount > 0 and not good) and 0 or amount, spent = 0, denied = 0 }
+    kinds[p] = kind
+  end
+  at = at + 1 + 2 * #purses
+  rules = {}
+  for r = 1, tonumber(ARGV[at]) do
+    local rule, p = ARGV[at + 2 * r - 1], tonumber(ARGV[at + 2 * r])
+    local group = sub(rule, 1, 3)
+    local by_tier = rules[group] or {}
+    rules[group] = by_tier
+    if kinds[p] == 'r' and counted[group] then
+      purses[p].n = purses[p].n - tonumber(tallies[3 * counted[group] - 2] or 0)
+    end
+    for t = 0, 6 do
+      if sub(rule, 4 + t, 4 + t) == '1' then
+        by_tier[t] = by_tier[t] or {}
+        table.insert(by_tier[t], purses[p])
+      end
+    end
+  end
+  for p, purse in ipairs(purses) do
+    if kinds[p] == 'r' and purse.n < 0 then purse.n = 0 end
+  end
+end
+-- What a lane pays from, if it is limited.
+local function paying(l)
+  local by_tier = rules and rules[l.group]
+  return by_tier and by_tier[tier(l.lane)]
+end
 local function quota(l)
   local q = quotas[l.group]
   if not q then
     q = { quota_any, quota_normal }
     quotas[l.group] = q
   end
-  return l.level < 2 and q[1] or q[2], q
+  local most = l.level < 2 and q[1] or q[2]
+  if no_retries and tier(l.lane) > 0 then most = -1 end
+  for _, purse in ipairs(paying(l) or {}) do
+    if purse.n < most then most = purse.n end
+  end
+  return most, q
+end
+-- Whether a lane is kept back by a limit; all that it pays from are told how much is.
+local function denied(l, n)
+  local own, by = paying(l) or {}, nil
+  for _, purse in ipairs(own) do by = by or purse.n <= 0 end
+  for _, purse in ipairs(by and own or {}) do purse.denied = purse.denied + n end
+  return by
 end
 local function spend(l, n)
+  for _, purse in ipairs(paying(l) or {}) do
+    purse.n = purse.n - n
+    purse.spent = purse.spent + n
+  end
   local _, q = quota(l)
   q[1] = q[1] - n
   if l.level >= 2 then q[2] = q[2] - n normal_limit = normal_limit - n end
@@ -461,16 +550,35 @@ local function spend(l, n)
 end
 
 -- 5. Choice: straight through where everything ripe may go, else by weight and in turn.
-local chosen, chosen_n, from_lane, backlog, some = {}, 0, {}, 0, nil
 -- Large specs: the batch ends where its bytes would pass the cap.
 local big = limit * tonumber(meta[9] or 0) > tonumber(ARGV[8])
+-- Lanes that a limit kept back return when it has something for them.
+if rules and ready > 0 and call('EXISTS', P .. 'parked') == 1 then
+  for group, by_tier in pairs(rules) do
+    local lanes_of = {}
+    for t in pairs(by_tier) do
+      for p = 0, 5 do lanes_of[#lanes_of + 1] = group .. sub(DIGITS, 8 * p + t + 1, 8 * p + t + 1) end
+    end
+    for i, stands in ipairs(call('SMISMEMBER', P .. 'parked', unpack(lanes_of))) do
+      local lane = lanes_of[i]
+      if stands == 1 and not denied({ lane = lane, group = group }, call('ZCARD', P .. 'ready:' .. lane)) then
+        call('ZADD', P .. 'ring:' .. level(lane), 'NX', 0, lane)
+        call('SREM', P .. 'parked', lane)
+      end
+    end
+  end
+end
 -- A backlog that stands aside holds nobody up, unless it may come back now.
 local straight = not big and not frozen and (ready == 0 or (
   call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2', P .. 'ring:3', P .. 'ring:4', P .. 'ring:5') == 0
   and (meta[6] == ARGV[26] or call('EXISTS', P .. 'parked') == 0)))
 -- Whether all that is due by `until_ms` may go, or `some` of it.
+local function purses_back()
+  for _, purse in ipairs(purses) do purse.n, purse.spent = purse.n + purse.spent, 0 end
+end
 local function all_go(until_ms)
   look(false, until_ms)
+  purses_back()
   local total, low, fits = 0, 0, not truncated
   local left_any, left_normal = {}, {}
   for _, l in ipairs(order) do
@@ -484,13 +592,18 @@ local function all_go(until_ms)
       left_normal[l.group] = b
       if b < 0 then fits = false end
     end
-    if a < 0 then fits = false end
+    if a < 0 or (no_retries and tier(l.lane) > 0) then fits = false end
+    for _, purse in ipairs(paying(l) or {}) do
+      purse.n = purse.n - l.n
+      purse.spent = purse.spent + l.n
+      if purse.n < 0 then fits = false end
+    end
   end
   fits = fits and total <= limit and low <= normal_limit
   -- Of a single lane in sight the oldest may go straight through too, where they are no small part of what is seen:
   -- there is nobody to whom they would have to give way.
   local l = order[1]
-  if not fits and l and not order[2] and until_ms <= now then
+  if not fits and l and not order[2] and until_ms <= now and not rules and not no_retries then
     local n = quota(l)
     if n > limit then n = limit end
     if l.level >= 2 and n > normal_limit then n = normal_limit end
@@ -530,6 +643,7 @@ if straight then
   end
 else
   safely(need_choice)
+  purses_back()
   look(true, now)
   -- Ripen: what was read moves into its lane. The due set gives it up after the lane has it.
   for _, l in ipairs(order) do safely(need, 'zset', 'ready:' .. l.lane) end
@@ -582,7 +696,7 @@ else
       l.size = now < clock and call('ZCOUNT', P .. 'ready:' .. lane, '-inf', now) or l.all
       l.used = 0
       if l.all == 0 then call('ZREM', P .. 'ring:' .. p, lane)
-      elseif quota(l) < 0 then
+      elseif quota(l) < 0 or (quota(l) == 0 and denied(l, l.size)) then
         call('ZREM', P .. 'ring:' .. p, lane)
         call('SADD', P .. 'parked', lane)
       elseif l.size == 0 then
@@ -688,6 +802,11 @@ else
           turn = turn + 1
           if l.used < l.size then call('ZADD', P .. 'ring:' .. p, turn, l.lane) end
         end
+        if rules and l.used < l.size and denied(l, l.size - l.used) then
+          call('ZREM', P .. 'ring:' .. p, l.lane)
+          call('SADD', P .. 'parked', l.lane)
+          l.aside = true
+        end
         if l.used < l.size and quota(l) > 0 then backlogged = true end
       end
       -- At most one round is owed or owing; nothing where no task waits.
@@ -699,7 +818,7 @@ else
   for p = 0, 5 do
     for _, l in ipairs(rings[p]) do
       if l.used > 0 then from_lane[#from_lane + 1] = l end
-      backlog = backlog + l.size - l.used
+      if not l.aside then backlog = backlog + l.size - l.used end
     end
   end
 end
@@ -708,6 +827,7 @@ if aside > 0 then
   count('ready', -aside)
   count('held', aside)
   if not cut then call('HSET', KEYS[1], 'held', '1', 'heldsig', ARGV[plan_at]) end
+end
 end
 
 -- 6. Specs, by home hour. What has none is damage: dropped, counted, never granted.
@@ -751,7 +871,7 @@ if n > 0 then
   local dl = format('%013.0f', deadline)
   local first_grant = '00000001' .. nonce
   -- Tasks at home with the same flags and lane have the same record, so it is made once.
-  local hset, granted, g, firsts, f, records, alike = {}, {}, 0, {}, 0, {}, {}
+  local hset, granted, g, firsts, f, records, alike, runs = {}, {}, 0, {}, 0, {}, {}, {}
   local function refuse(i, id, spec, late)
     if not spec then
       count('deleted', 1)
@@ -767,6 +887,9 @@ if n > 0 then
       return true
     end
   end
+  local function bits(lane, b)
+    return tallies and counted[sub(lane, 1, 3)] and sub('89:;<=>?', b + 1, b + 1) or b
+  end
   for i = 1, n do
     local id, spec, head, r = ids[i], specs[i], chosen[i], nil
     local flags = spec and byte(spec, 2) or 0
@@ -775,7 +898,7 @@ if n > 0 then
       if at then
         at = at_read(at)
         local grant = format('%08x', tonumber(at.fence, 16) + 1) .. nonce
-        r = 'c-' .. (flags % 2 + (flags % 16 >= 8 and 6 or 4)) .. dl .. grant .. format('%02x', at.losses) .. lane .. pod
+        r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 6 or 4)) .. dl .. grant .. format('%02x', at.losses) .. lane .. pod
         head = head .. grant .. format('%013.0f%02x', at.due, at.failures)
         records[#records + 1] = id .. grant
       else
@@ -786,7 +909,7 @@ if n > 0 then
         end
         r = same_flags[lane]
         if not r then
-          r = 'c-' .. (flags % 2 + (flags % 16 >= 8 and 2 or 0)) .. dl .. first_grant .. '00' .. lane .. pod
+          r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 2 or 0)) .. dl .. first_grant .. '00' .. lane .. pod
           same_flags[lane] = r
         end
         f = f + 1
@@ -794,6 +917,10 @@ if n > 0 then
       end
       g = g + 1
       granted[g] = id
+      if tallies then
+        local group = sub(lane, 1, 3)
+        if counted[group] then runs[group] = (runs[group] or 0) + 1 end
+      end
       hset[2 * g - 1], hset[2 * g] = id, r
       out[2 * g + 8], out[2 * g + 9] = head, spec
     end
@@ -805,6 +932,7 @@ if n > 0 then
     call('SET', P .. 'last:' .. pod, ARGV[4] .. nonce)
     call('APPEND', P .. 'last:' .. pod, list)
     count('running', g)
+    for group, k in pairs(runs) do tally(group, 'r', k) end
     -- What lapsed is told before it is granted again.
     tell()
     if f > 0 then emit('g', pod, f == g and list or table.concat(firsts), first_grant) end
@@ -824,6 +952,7 @@ end
 flush()
 
 -- 7. When to come again: at once while something ripe is left, else at the next due time.
+do
 local next_due = -1
 if backlog == 0 and not truncated then
   for _, name in ipairs(call('ZRANGE', agenda, 0, 7)) do
@@ -847,4 +976,17 @@ local rests = running + (delta.running or 0) <= 0 and ready_before + (delta.read
 out[9] = rests and 1 or 0
 local poll = now + (rests and REST or lock_ms)
 permit_put((backlog > 0 or truncated or again) and 0 or (next_due >= 0 and next_due < poll and next_due or poll))
+end
+if rules then
+  local said = {}
+  for _, purse in ipairs(purses) do said[#said + 1] = format('%.0f,%.0f;', purse.spent, purse.denied) end
+  said[#said + 1] = '|'
+  if tallies then
+    for i = 1, #counted do
+      local now_runs = call('HGET', P .. 'tally', counted[i] .. 'r') or '0'
+      said[#said + 1] = now_runs .. ',' .. (tallies[3 * i - 1] or '0') .. ',' .. (tallies[3 * i] or '0') .. ';'
+    end
+  end
+  out[#out + 1] = table.concat(said)
+end
 return out

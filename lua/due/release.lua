@@ -8,7 +8,7 @@
 -- memory  allow-oom
 local who, run, counts = ARGV[2], P .. 'run', P .. 'counts'
 need('stream', 'events')
-need_all('hash', 'counts', 'run', 'at', 'tries', 'lock')
+need_all('hash', 'counts', 'tally', 'run', 'at', 'tries', 'lock')
 need('zset', 'agenda')
 local ids, letters, rares, pending, cancelled, gone, seen = {}, {}, {}, 0, 0, 0, {}
 for i = 1, #ARGV - 3 do ids[i] = sub(ARGV[i + 3], 1, 16) end
@@ -32,10 +32,12 @@ for i, id in ipairs(ids) do
     local spec, grant = specs[i], run_grant(r)
     if not spec then
       call('HDEL', run, id)
+      tally_end(r)
       gone = gone + 1
       rares[#rares + 1] = rare(id, grant, 'F', 0, 'running without a spec: dropped')
     elseif run_cancelled(r) then
       call('HDEL', run, id)
+      tally_end(r)
       finish(id, spec, 'C', sub(grant, 1, 8))
       cancelled = cancelled + 1
       letters[i] = 'C'

@@ -14,5 +14,7 @@ if mine and sub(mine, 1, 16) == ARGV[3] then
   -- Another pod may have gone to rest on this bucket before.
   call('SPUBLISH', P .. 'wake', '0')
   held = 1
+  -- Whoever was kept out may come at once.
+  call('SPUBLISH', P .. 'wake', now13)
 end
 return { 'OK', stamp, held }

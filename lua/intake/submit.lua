@@ -6,12 +6,14 @@
 --         group: minute, "u" or "", n, events (n × 23 bytes), n × (due, id + lane), n × (id, spec)
 --         shard: number, n, n × row (4 digits, counted over all groups, from 1), n × key, n × (id + "L")
 --         timer: row, minute, deadline
--- gives   OK {stamp, n × (row, DUPLICATE | FATE_UNKNOWN, id that stands)}  |  SPREAD_CHANGED {stamp}
+-- gives   OK {stamp, n × (row, DUPLICATE | FATE_UNKNOWN | SPREAD_CHANGED, id that stands)}  |  SPREAD_CHANGED {stamp}
 -- bound   rows <= batch_max_rows; a due set takes 10,000, then seconds, then sixteenths
 -- events  submitted
 -- memory  refused when full
 local meta = call('HMGET', KEYS[1], 'closed', 'maxspec', 'v')
-if ARGV[3] == '1' and meta[1] then return { 'SPREAD_CHANGED', stamp } end
+-- Sent again, a row may stand from before the bucket was closed.
+local closed = ARGV[3] == '1' and meta[1]
+if closed and ARGV[2] == '' then return { 'SPREAD_CHANGED', stamp } end
 local agenda, counts = P .. 'agenda', P .. 'counts'
 need('zset', 'agenda')
 need('stream', 'events')
@@ -100,7 +102,8 @@ if ARGV[2] ~= '' then
   for _, row in ipairs(unknown) do
     local id = ARGV[spec_at(row)]
     if hits[id] then refuse(row, 'DUPLICATE', id)
-    elseif age > 120000 and age > (keyed[row] or 0) then refuse(row, 'FATE_UNKNOWN', id) end
+    elseif age > 120000 and age > (keyed[row] or 0) then refuse(row, 'FATE_UNKNOWN', id)
+    elseif closed then refuse(row, 'SPREAD_CHANGED', id) end
   end
 end
 

@@ -50,7 +50,7 @@ local function spec_ok(s)
 end
 local function at_ok(r) return #r == 31 and string.find(r, '^%d+[%w_%-]+$') ~= nil and lane_ok(sub(r, 14, 17)) and string.find(sub(r, 18), '^%x+$') ~= nil end
 local function run_ok(r)
-  return #r >= 40 and string.find(r, '^[cos][C%-][0-7]%d%d%d%d%d%d%d%d%d%d%d%d%d%x+') ~= nil and lane_ok(sub(r, 37, 40))
+  return #r >= 40 and string.find(r, '^[cos][C%-][0-?]%d%d%d%d%d%d%d%d%d%d%d%d%d%x+') ~= nil and lane_ok(sub(r, 37, 40))
 end
 -- Whether one of its lease strings still names a running task.
 local function leased(id, r)

@@ -6,10 +6,13 @@ local REST = 30000
 local KEEP = 10000
 do
   local lock, pod, peek = P .. 'lock', ARGV[2], redis.pcall
+  -- Where there are limits the claim itself says what was spent.
+  local plan_at = 29 + 3 * tonumber(ARGV[28])
+  local limited = ARGV[plan_at + 3 + tonumber(ARGV[plan_at + 1])]
   local meta = peek('HMGET', KEYS[1], 'clock', 'evb', 'kept', 'v', 'held', 'skew')
   local mine, busy = peek('HGET', lock, pod), peek('HMGET', P .. 'counts', 'running', 'ready')
   -- What cannot be read is for the claim itself to complain of.
-  local calm = type(mine) == 'string' and sub(mine, 1, 16) == ARGV[3] and not meta.err and meta[4] and not meta[5] and not busy.err
+  local calm = type(mine) == 'string' and sub(mine, 1, 16) == ARGV[3] and not limited and not meta.err and meta[4] and not meta[5] and not busy.err
     and (busy[1] or '0') == '0' and (busy[2] or '0') == '0'
     and (meta[6] or '0') == '0' and now >= tonumber(meta[1] or 0) and tonumber(meta[2] or 0) <= tonumber(ARGV[15])
   local till = calm and tonumber(sub(mine, 17, 29))

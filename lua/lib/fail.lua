@@ -70,6 +70,7 @@ local function hand_back(id, r, spec, losses)
   call('HSET', P .. 'at', id, at_make(at.due, at.lane, sub(run_grant(r), 1, 8), at.failures, losses, at.edits))
   if at.due > now then due_put(id, at.due, at.lane) else lane_put(id, at.due, at.lane) end
   call('HDEL', P .. 'run', id)
+  tally_end(r)
 end
 -- Puts a running task among the dead letters, with its spec kept for a redrive.
 local function bury(id, r, spec, at, reason, history)
@@ -83,6 +84,7 @@ local function bury(id, r, spec, at, reason, history)
   end
   call('HDEL', P .. 'tries', id)
   call('HDEL', P .. 'run', id)
+  tally_end(r, reason ~= 'lost_unstarted' and 'f' or nil)
   remember(id .. 'D' .. sub(run_grant(r), 1, 8))
 end
 -- A counted failure. Answers 'R' with the new due time, or 'D'.
@@ -100,5 +102,6 @@ local function fail(id, r, spec, text, reason, final, after, chance)
   call('HSET', P .. 'at', id, at_make(due, lane, sub(run_grant(r), 1, 8), at.failures, run_losses(r), at.edits))
   due_put(id, due, lane)
   call('HDEL', P .. 'run', id)
+  tally_end(r, 'f')
   return 'R', due
 end

@@ -1,5 +1,5 @@
 -- lib/need: keys are looked at before the first write: one that holds another type is named, and nothing is changed.
-local SIZE = { zset = 'ZCARD', hash = 'HLEN', set = 'SCARD', string = 'STRLEN', stream = 'XLEN' }
+local SIZE = { zset = 'ZCARD', hash = 'HLEN', set = 'SCARD', string = 'STRLEN', stream = 'XLEN', list = 'LLEN' }
 local needed = {}
 -- The size of a key of this type, as it was when it was first asked for.
 local function need(kind, name)

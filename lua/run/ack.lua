@@ -21,7 +21,7 @@ local texts_at = ids_at + n
 local lag_name = 'lag:' .. format('%.0f', floor(now / 60000))
 local lag_key = P .. lag_name
 need('stream', 'events')
-need_all('hash', 'counts', 'run', 'at', 'tries', 'lock', lag_name)
+need_all('hash', 'counts', 'tally', 'run', 'at', 'tries', 'lock', lag_name)
 need_all('zset', 'agenda', 'dead')
 need_recent()
 for a = runs_at + 1, bins_at, 3 do need('hash', 'task:' .. args[a]) end
@@ -37,17 +37,23 @@ end
 -- stretches of ARGV go to Redis as they stand. Answers the rows that have a key, or nothing where one is of another kind.
 local function plain()
   if args[6] ~= '1' then return end
-  local i, keyed, k = 0, {}, 0
+  local i, keyed, k, counted = 0, {}, 0, nil
   for a = runs_at + 1, bins_at, 3 do
-    local grant, before, with_key = args[a + 1], nil, nil
+    local grant, before, with_key, group = args[a + 1], nil, nil, nil
     for _ = 1, tonumber(args[a + 2]) do
       i = i + 1
       local r = found[i]
       -- Tasks of one claim and lane have the same record.
       if r ~= before or not r then
         local kind = r and sub(r, 2, 3)
-        if not r or sub(r, 17, 34) ~= grant or (kind ~= '-0' and kind ~= '-1') then return end
-        before, with_key = r, kind == '-1'
+        if not r or sub(r, 17, 34) ~= grant or sub(kind, 1, 1) ~= '-' then return end
+        local bits = byte(kind, 2) - 48
+        if bits ~= 0 and bits ~= 1 and bits ~= 8 and bits ~= 9 then return end
+        before, with_key, group = r, bits % 2 == 1, bits >= 8 and sub(r, 37, 39)
+      end
+      if group then
+        counted = counted or {}
+        counted[group] = (counted[group] or 0) + 1
       end
       if with_key then
         k = k + 1
@@ -55,9 +61,11 @@ local function plain()
       end
     end
   end
-  return keyed
+  return keyed, counted
 end
-local keyed = plain()
+-- Limits of running tasks let others go now.
+local function freed() call('SPUBLISH', P .. 'wake', now13) end
+local keyed, counted = plain()
 if keyed then
   local ends = keyed[1] and keys_ending(keyed)
   local at, rows = ids_at, 0
@@ -70,6 +78,13 @@ if keyed then
   end
   if ends then keys_end(ends) end
   call('HDEL', run, unpack(args, ids_at + 1, ids_at + n))
+  if counted then
+    for group, k in pairs(counted) do
+      tally(group, 'r', -k)
+      tally(group, 's', k)
+    end
+    freed()
+  end
   remember(recent_rows)
   call('HINCRBY', counts, 'running', -n)
   call('HINCRBY', counts, 'succeeded', n)
@@ -111,7 +126,7 @@ end
 if n_past > 0 then hits = recall(past, n_past, 12, 16777216) end
 local done, homes, away, ended, recent, rares = {}, {}, {}, {}, {}, {}
 local bins, worst, succeeded, cancelled, skipped, pending, dead = {}, '-----', 0, 0, 0, 0, 0
-local gone = {}
+local gone, counts_any = {}, false
 for i = 1, n do
   local row, said, r, id = row_of(i), said_of(i), found[i], ids[i]
   local outcome = sub(row, 35, 35)
@@ -124,6 +139,7 @@ for i = 1, n do
     end
   else
     gone[id] = true
+    counts_any = counts_any or run_counted(r)
     local flagged, bits = run_cancelled(r), run_bits(r)
     local lag, bin = sub(row, 36, 40), sub(bin_rows, 2 * i - 1, 2 * i)
     if bin ~= 'zz' then
@@ -132,6 +148,7 @@ for i = 1, n do
     end
     local final = flagged and 'C' or (ENDS[outcome] and outcome)
     if final then
+      tally_end(r, final == 'S' and 's' or nil)
       if bits == 0 then
         local m = shelf(id)
         local h = homes[m]
@@ -161,12 +178,14 @@ for i = 1, n do
         call('HINCRBY', counts, 'deleted', 1)
         letters[i] = 'Z'
         away[#away + 1] = id
+        tally_end(r)
       elseif outcome == 'A' and sub(said, 14, 14) == '0' then
         local at = at_of(id, spec)
         local due = now + asked_after(said)
         call('HSET', P .. 'at', id, at_make(due, at.lane, sub(row, 17, 24), at.failures, run_losses(r), at.edits))
         due_put(id, due, at.lane)
         call('HDEL', run, id)
+        tally_end(r)
         pending = pending + 1
         letters[i] = 'R'
         dues[#dues + 1] = due
@@ -203,6 +222,7 @@ if left > 0 then
   if #ended > 0 then emit('e', who, table.concat(ended)) end
   if #rares > 0 then emit('v', who, table.concat(rares)) end
 end
+if counts_any then freed() end
 if #dues > 0 then
   local first = dues[1]
   for i = 2, #dues do first = dues[i] < first and dues[i] or first end

@@ -86,12 +86,21 @@ pub enum Command {
     Freeze(FreezeArgs),
     /// Let what was frozen start again
     Thaw(FreezeArgs),
-    /// Queues: list, show, set, pause, resume
+    /// Downstreams, which several queues share: list, show, set, open, close, reset
+    #[command(subcommand)]
+    Downstream(super::downstream::DownstreamCommand),
+    /// Hold all tasks that have failed, or let them go on: off, on, show
+    #[command(subcommand)]
+    Retries(super::downstream::RetriesCommand),
+    /// Queues: list, show, set, pause, resume, open, close, reset
     #[command(subcommand)]
     Queue(super::queue::QueueCommand),
     /// Executors: list, show, drain, resume
     #[command(subcommand)]
     Executor(super::executor::ExecutorCommand),
+    /// Buckets: how many, why, what comes; pin their number or bound it
+    #[command(subcommand)]
+    Bucket(super::bucket::BucketCommand),
     /// Tell a task's whole life, with causes
     Trace(IdArgs),
     /// Dead letters: list, show, redrive, delete
@@ -827,9 +836,21 @@ mod tests {
             "minutehand freeze --plan spring-sale",
             "minutehand submit --queue Q --plan spring-sale",
             "minutehand status --output json",
+            "minutehand bucket spread",
+            "minutehand bucket list --output json",
+            "minutehand bucket history --all --limit 5",
+            "minutehand bucket agenda --ahead 2h --tz Europe/Berlin",
+            "minutehand bucket set --pin 16",
+            "minutehand bucket set --pin none --min 8 --max 64 --auto",
+            "minutehand bucket replay f.json",
             "minutehand check",
             "minutehand config show --origin",
             "minutehand queue list --output json",
+            "minutehand queue set Q --rate 100/s --burst 20 --running 50",
+            "minutehand queue open Q --why x",
+            "minutehand downstream set D --rate 5/m --breaker 50%:20:30s:fresh",
+            "minutehand downstream reset D",
+            "minutehand retries off --why x",
             "minutehand queue set Q --retries 5 --lease auto",
             "minutehand queue pause Q --why x",
         ] {
@@ -857,6 +878,8 @@ mod tests {
             "minutehand config",
             "minutehand stauts",
             "minutehand demo --pods 0",
+            "minutehand bucket set",
+            "minutehand bucket set --auto --manual",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

@@ -1,6 +1,7 @@
 //! The command line: one command a file, results by [`render`], endings by [`error::Exit`].
 
 pub mod args;
+mod bucket;
 mod cancel;
 mod check;
 mod config;
@@ -8,6 +9,7 @@ pub mod connect;
 mod dead;
 mod demo;
 pub mod dev;
+pub mod downstream;
 mod edit;
 pub mod error;
 mod events;
@@ -99,6 +101,7 @@ fn start(cli: Cli) -> Result<Exit, CliError> {
             config::run(command, &loaded, output);
             Ok(Exit::Ok)
         }
+        Command::Bucket(bucket::BucketCommand::Replay { file }) => bucket::replay(file, output),
         // The one use of this machine's clock for due times: nothing is sent.
         Command::Import(args) if args.dry_run => {
             import::command::dry_run(args, crate::model::UnixMs(clock::wall_us() / 1_000), output)
@@ -138,8 +141,11 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Edit(args) => edit::run(args, loaded, output).await,
         Command::Freeze(args) => freeze::run(args, true, loaded, output).await,
         Command::Thaw(args) => freeze::run(args, false, loaded, output).await,
+        Command::Downstream(command) => downstream::run(command, loaded, output).await,
+        Command::Retries(command) => downstream::retries(command, loaded, output).await,
         Command::Executor(command) => executor::run(command, loaded, output).await,
         Command::Queue(command) => queue::run(command, loaded, output).await,
+        Command::Bucket(command) => bucket::run(command, loaded, output).await,
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,
         Command::Events(command) => events::run(command, loaded, output).await,

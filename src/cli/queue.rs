@@ -5,7 +5,11 @@ use super::error::{CliError, Exit};
 use super::{connect, render};
 use crate::client::{Client, QueueChange, QueueStats, QueueView};
 use crate::limits;
-use crate::model::queue::{DownstreamName, Lease, Owner, Routing, TimeoutDefaults, TryDefaults, Weights};
+use crate::model::field::shown;
+use crate::model::queue::{
+    BreakerSettings, DownstreamName, Lease, LimitOwner, LimitSettings, Owner, Rate, Routing, TimeoutDefaults,
+    TryDefaults, Weights, retry_window,
+};
 use crate::model::slice::parse_duration_ms;
 use crate::model::{FieldError, QueueName, QueueSettings, Reason};
 use crate::settings::{Loaded, Span};
@@ -27,6 +31,8 @@ pub enum QueueCommand {
 Examples:
   minutehand queue set push --retries 5 --backoff exponential:1s:x2:10m --timeout 30s
   minutehand queue set push --lease auto --downstream apns
+  minutehand queue set push --rate 100/s --burst 20 --running 50
+  minutehand queue set push --retry-window 5s=100 --retry-window 25s=200 --breaker 50%:20:30s
   minutehand queue set push --retries default")]
     Set(Box<QueueSet>),
     /// Claim nothing more of a queue; what was claimed goes on
@@ -41,6 +47,78 @@ Examples:
     },
     /// Let a paused queue go on
     Resume(QueueArg),
+    /// Open its breaker by hand: what has failed is held
+    Open(ForceArgs),
+    /// Close its breaker by hand: failures do not open it
+    Close(ForceArgs),
+    /// Leave its breaker to itself again
+    Reset(QueueArg),
+}
+
+/// Whose breaker, and why.
+#[derive(Debug, Args)]
+pub struct ForceArgs {
+    /// Which
+    #[command(flatten)]
+    pub queue: QueueArg,
+    /// Why, for those who look at it later
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub why: String,
+}
+
+/// Limits. Each is left alone where it is not named.
+#[derive(Debug, Default, Args)]
+pub struct LimitArgs {
+    /// Most tasks handed out in a time: 100/s, 30/m, 100/5s
+    #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
+    pub rate: Option<String>,
+    /// How many of them at the same time [default: a tenth]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub burst: Option<String>,
+    /// Most tasks that run at the same time
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub running: Option<String>,
+    /// Most retries handed out in a time, such as 5s=100; several are for tasks that failed once, twice, …
+    #[arg(long, value_name = "TIME=N", allow_hyphen_values = true)]
+    pub retry_window: Vec<String>,
+    /// Hold what has failed when so many fail: 50%:20:30s is half of at least 20 outcomes, tried again after 30s
+    #[arg(long, value_name = "SHARE:LEAST:OPEN[:WINDOW][:fresh]")]
+    pub breaker: Option<String>,
+}
+
+impl LimitArgs {
+    pub(super) fn apply(&self, limits: &mut LimitSettings) -> Result<(), FieldError> {
+        let burst = limits.rate.and_then(|rate| rate.burst);
+        change(&mut limits.rate, self.rate.as_ref(), |text| {
+            text.parse::<Rate>()
+                .map(|rate| Rate { burst: burst.filter(|burst| *burst <= rate.count), ..rate })
+        })?;
+        if let Some(burst) = &self.burst {
+            let Some(rate) = &mut limits.rate else {
+                let detail = "belongs to a rate, and there is none; say --rate too";
+                return Err(FieldError::new("burst", Reason::Missing, detail));
+            };
+            change(&mut rate.burst, Some(burst), |text| number("burst", text))?;
+        }
+        change(&mut limits.running, self.running.as_ref(), |text| number("running", text))?;
+        match &self.retry_window[..] {
+            [] => {}
+            [text] if text == "default" => limits.retry_windows.clear(),
+            texts => {
+                limits.retry_windows =
+                    texts.iter().map(|text| retry_window(text)).collect::<Result<_, _>>()?;
+                limits.retry_windows.sort_by_key(|window| window.per_ms);
+            }
+        }
+        change(&mut limits.breaker, self.breaker.as_ref(), str::parse::<BreakerSettings>)?;
+        limits.check()
+    }
+}
+
+fn number<T: std::str::FromStr>(field: &'static str, text: &str) -> Result<T, FieldError> {
+    text.parse().map_err(|_| {
+        FieldError::new(field, Reason::InvalidType, format!("{} is no whole number", shown(text)))
+    })
 }
 
 /// A queue's name.
@@ -91,6 +169,12 @@ pub struct QueueSet {
     /// least_recent, failover, busy_over, broadcast
     #[arg(long, value_name = "POLICY")]
     pub routing: Option<String>,
+    /// Hold it at a time of the day: 'sun 02:00-04:00 Europe/Berlin'; may be given several times
+    #[arg(long, value_name = "TIMES")]
+    pub maintenance: Vec<String>,
+    /// How much of it may be handed out
+    #[command(flatten)]
+    pub limits: LimitArgs,
 }
 
 /// Sets what an option says: nothing where it is not given, taken away for `default`.
@@ -112,11 +196,7 @@ impl QueueSet {
     pub fn apply(&self, settings: &mut QueueSettings) -> Result<(), FieldError> {
         let time = |field| move |text: &str| parse_duration_ms(field, text);
         let mut retry = settings.retry.take().unwrap_or_default();
-        change(&mut retry.retries, self.retries.as_ref(), |text| {
-            let wrong =
-                || FieldError::new("retries", Reason::InvalidType, format!("`{text}` is no whole number"));
-            text.parse().map_err(|_| wrong())
-        })?;
+        change(&mut retry.retries, self.retries.as_ref(), |text| number("retries", text))?;
         change(&mut retry.backoff, self.backoff.as_ref(), |text| Ok(text.to_owned()))?;
         settings.retry = Some(retry).filter(|retry| *retry != TryDefaults::default());
         let mut timeouts = settings.timeouts.take().unwrap_or_default();
@@ -130,6 +210,16 @@ impl QueueSet {
         change(&mut settings.weights, self.weights.as_ref(), str::parse::<Weights>)?;
         change(&mut settings.owner, self.owner.as_ref(), |url| Ok(Owner { webhook: url.to_owned() }))?;
         change(&mut settings.routing, self.routing.as_ref(), |name| Ok(Routing(name.to_owned())))?;
+        match &self.maintenance[..] {
+            [] => {}
+            [text] if text == "default" => settings.maintenance.clear(),
+            texts => {
+                settings.maintenance = texts.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
+            }
+        }
+        let mut limits = settings.limits.take().unwrap_or_default();
+        self.limits.apply(&mut limits)?;
+        settings.limits = Some(limits).filter(|limits| !limits.is_empty());
         settings.check()
     }
 }
@@ -196,7 +286,9 @@ pub async fn run(command: &QueueCommand, loaded: &Loaded, output: Output) -> Res
         QueueCommand::Set(set) => {
             let queue = name(&set.queue)?;
             // What can be wrong without Redis is said without it.
-            set.apply(&mut QueueSettings::default())?;
+            if set.limits.burst.is_none() || set.limits.rate.is_some() {
+                set.apply(&mut QueueSettings::default())?;
+            }
             noted(loaded, "queue.set", &queue, "")
                 .await?
                 .queue_set(&queue, |settings| set.apply(settings))
@@ -210,12 +302,57 @@ pub async fn run(command: &QueueCommand, loaded: &Loaded, output: Output) -> Res
             let queue = name(queue)?;
             noted(loaded, "queue.resume", &queue, "").await?.resume(&queue).await?
         }
+        QueueCommand::Open(args) => {
+            let owner = LimitOwner::Queue(name(&args.queue)?);
+            return force(&owner, Some(true), &args.why, loaded, output).await;
+        }
+        QueueCommand::Close(args) => {
+            let owner = LimitOwner::Queue(name(&args.queue)?);
+            return force(&owner, Some(false), &args.why, loaded, output).await;
+        }
+        QueueCommand::Reset(queue) => {
+            return force(&LimitOwner::Queue(name(queue)?), None, "", loaded, output).await;
+        }
     };
     render::show(output, &json(&change)?, |value| said(command, &change, &value["settings"]));
     Ok(if change.pods_behind.is_empty() { Exit::Ok } else { Exit::Failed })
 }
 
-fn json<T: serde::Serialize>(value: &T) -> Result<Value, CliError> {
+/// Opens or closes a breaker by hand, or leaves it to itself.
+pub(super) async fn force(
+    owner: &LimitOwner,
+    open: Option<bool>,
+    why: &str,
+    loaded: &Loaded,
+    output: Output,
+) -> Result<Exit, CliError> {
+    let client = connect::client(loaded).await?;
+    let action = match open {
+        Some(true) => "breaker.open",
+        Some(false) => "breaker.close",
+        None => "breaker.reset",
+    };
+    client.note(&connect::who(), action, &owner.key(), why).await?;
+    let (changed, behind) = client.force_breaker(owner, open, &connect::who(), why).await?;
+    let value = serde_json::json!({ "owner": owner.to_string(), "changed": changed, "pods_behind": behind });
+    render::show(output, &value, |_| {
+        let state = match open {
+            Some(true) => "is open by hand",
+            Some(false) => "is closed by hand",
+            None => "is left to itself",
+        };
+        let again = if changed { "" } else { ", as it was before" };
+        format!("breaker of {owner} {state}{again}\n{}", late(&behind))
+    });
+    Ok(if behind.is_empty() { Exit::Ok } else { Exit::Failed })
+}
+
+/// A line for each pod that does not follow yet.
+pub(super) fn late(pods: &[String]) -> String {
+    pods.iter().map(|pod| format!("pod {} has not followed yet\n", render::safe(pod))).collect()
+}
+
+pub(super) fn json<T: serde::Serialize>(value: &T) -> Result<Value, CliError> {
     serde_json::to_value(value).map_err(|error| CliError::failed(error.to_string()))
 }
 
@@ -230,9 +367,7 @@ fn said(command: &QueueCommand, change: &QueueChange, settings: &Value) -> Strin
         (QueueCommand::Resume(_), false) => format!("queue {queue} was not paused\n"),
         _ => lines(queue, settings),
     };
-    for pod in &change.pods_behind {
-        out.push_str(&format!("pod {} has not followed yet\n", render::safe(pod)));
-    }
+    out.push_str(&late(&change.pods_behind));
     out
 }
 
@@ -312,6 +447,12 @@ mod tests {
         assert_eq!((less.timeouts.clone(), less.lease), (None, Some(Lease::Fixed { ms: 45_000 })));
         let none = set("--backoff default --lease default", &less).unwrap();
         assert_eq!(none, nothing);
+        let limited =
+            set("--rate 100/s --burst 20 --retry-window 25s=200 --retry-window 5s=100", &nothing).unwrap();
+        let limits = limited.limits.clone().unwrap();
+        assert_eq!(limits.rate, Some(Rate { count: 100, per_ms: 1_000, burst: Some(20) }));
+        assert_eq!(limits.retry_windows.iter().map(|window| window.count).collect::<Vec<_>>(), [100, 200]);
+        assert_eq!(set("--rate default --retry-window default", &limited), Ok(nothing.clone()));
         for (wrong, field) in [
             ("--retries x", "retries"),
             ("--retries 255", "retries"),
@@ -325,6 +466,14 @@ mod tests {
             ("--weights 0,1,1,1,1,1", "weights"),
             ("--owner ftp://x", "owner"),
             ("--downstream a*b", "downstream"),
+            ("--rate often", "rate"),
+            ("--rate 0/s", "rate"),
+            ("--burst 5", "burst"),
+            ("--rate 5/s --burst 6", "rate"),
+            ("--running 0", "running"),
+            ("--retry-window 5s", "retry_window"),
+            ("--breaker 50", "breaker"),
+            ("--maintenance never", "maintenance"),
         ] {
             assert_eq!(set(wrong, &nothing), Err(field), "{wrong}");
         }

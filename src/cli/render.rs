@@ -248,6 +248,12 @@ pub fn status(value: &Value) -> String {
         let (scope, since, who) = (part("scope"), part("since"), part("who"));
         out.push_str(&format!("FROZEN {scope} since {since} by {who}{}\n", cause.unwrap_or_default()));
     }
+    if let Some(why) = value["no_retries"].as_str() {
+        out.push_str(&format!("HELD {}\n", safe(why)));
+    }
+    for breaker in list("breakers").iter().filter(|breaker| breaker["state"] != "closed") {
+        out.push_str(&format!("HELD {}\n", safe(breaker["text"].as_str().unwrap_or_default())));
+    }
     for held in list("held") {
         out.push_str(&format!("HELD {}\n", safe(held["why"].as_str().unwrap_or_default())));
     }
@@ -286,6 +292,9 @@ pub fn status(value: &Value) -> String {
     out.push_str(&table_or_nothing(&names, list("executors").iter().map(row)));
 
     out.push_str(&format!("\nBUCKETS: {}\n", list("buckets").len()));
+    let nodes: std::collections::BTreeSet<&str> =
+        list("buckets").iter().filter_map(|bucket| bucket["node"].as_str()).collect();
+    let several = nodes.len() > 1;
     let row = |bucket: &Value| {
         let mut row = vec![text(&bucket["bucket"])];
         row.extend(
@@ -297,10 +306,21 @@ pub fn status(value: &Value) -> String {
         } else {
             plain(&bucket["holders"])
         });
+        if several {
+            row.push(plain(&bucket["node"]));
+        }
         row
     };
-    let names = ["bucket", "pending", "ready", "running", "succeeded", "dead", "next due", "held by"];
+    let mut names = vec!["bucket", "pending", "ready", "running", "succeeded", "dead", "next due", "held by"];
+    if several {
+        names.push("on node");
+    }
     out.push_str(&table_or_nothing(&names, list("buckets").iter().map(row)));
+    if several {
+        let on = |node: &&str| list("buckets").iter().filter(|bucket| bucket["node"] == **node).count();
+        let each = nodes.iter().map(|node| format!("{} {}", safe(node), on(node)));
+        out.push_str(&format!("\nBUCKETS BY NODE: {}\n", each.collect::<Vec<_>>().join(", ")));
+    }
     out
 }
 
@@ -443,6 +463,17 @@ mod tests {
              EXECUTORS: 0\n\n\
              BUCKETS: 1\nBUCKET  PENDING  READY  RUNNING  SUCCEEDED  DEAD  NEXT DUE  HELD BY\n0         1,000      -        -          -     -         -  pod-a\n"
         );
+    }
+
+    #[test]
+    fn a_status_tells_which_server_has_which_bucket_where_there_are_several() {
+        let bucket = |bucket, node| json!({ "bucket": bucket, "node": node, "holders": ["p"], "counts": {} });
+        let of = |buckets: Vec<Value>| status(&json!({ "pods": [], "executors": [], "buckets": buckets }));
+        let text = of(vec![bucket(0, "h:1"), bucket(1, "h:2"), bucket(2, "h:1")]);
+        assert!(text.contains("HELD BY  ON NODE\n0"), "{text}");
+        assert!(text.contains("p        h:2\n"), "{text}");
+        assert!(text.ends_with("\nBUCKETS BY NODE: h:1 2, h:2 1\n"), "{text}");
+        assert!(!of(vec![bucket(0, "h:1"), bucket(1, "h:1")]).contains("h:1"));
     }
 
     #[test]

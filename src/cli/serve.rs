@@ -6,8 +6,10 @@ use crate::client::{Client, NewTask};
 use crate::clock;
 use crate::embed::house::House;
 use crate::http::{self, Api, Door, Ops};
+use crate::model::decide::Rules;
 use crate::model::queue::Weights;
 use crate::model::{Namespace, QueueName};
+use crate::pod::decider::DeciderSettings;
 use crate::pod::ready::Readiness;
 use crate::pod::{DigestSettings, Pod, PodSettings};
 use crate::settings::{Loaded, Settings};
@@ -87,6 +89,15 @@ pub async fn prepare(
         ageing_ms: settings.pod.ageing.ms(),
         route_sample: if record.is_some() { settings.pod.route_sample as usize } else { 0 },
         route_record: record,
+        decider: DeciderSettings {
+            enabled: settings.decider.enabled,
+            rules: Rules {
+                target_ms: settings.decider.target.ms(),
+                window_ms: settings.decider.window.ms(),
+                ..Rules::default()
+            },
+            linger_ms: settings.decider.linger.ms(),
+        },
         look_ahead_ms: settings.pod.look_ahead.ms(),
         ..PodSettings::default()
     };

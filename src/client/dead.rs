@@ -140,7 +140,7 @@ impl Client {
         space.groups().await?;
         let (limit, now) = (filter.limit.unwrap_or(usize::MAX), UnixMs(space.clock().now_ms()));
         let (mut out, mut at, mut pages) = (Vec::new(), from, 0);
-        while let Some(bucket) = Bucket::new(at.bucket).filter(|_| at.bucket < space.spread().buckets) {
+        while let Some(bucket) = Bucket::new(at.bucket).filter(|_| at.bucket < space.spread().peak) {
             if out.len() >= limit || pages >= PAGES_AT_ONCE {
                 return Ok((out, Some(at)));
             }

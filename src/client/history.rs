@@ -69,7 +69,7 @@ impl Client {
 
     /// Reads events from the start of what is kept.
     pub fn events(&self) -> EventTail {
-        let buckets = usize::from(self.space().spread().buckets);
+        let buckets = usize::from(self.space().spread().peak);
         EventTail { client: self.clone(), after: vec![None; buckets] }
     }
 
@@ -153,6 +153,9 @@ impl EventTail {
     /// What has happened since the last call, at most a stretch of each bucket, in order of time.
     pub async fn next(&mut self) -> Result<Vec<Event>, ClientError> {
         let mut out = Vec::new();
+        // Buckets that came meanwhile.
+        let peak = usize::from(self.client.space().keep_spread().await?.peak);
+        self.after.resize(self.after.len().max(peak), None);
         for bucket in 0..self.after.len() {
             out.extend(self.read(bucket).await?.events);
         }

@@ -3,6 +3,7 @@
 //! Every door (the CLI, HTTP, a program of yours) goes through [`Client`], so all of them check alike.
 
 mod access;
+mod buckets;
 mod dead;
 mod defaults;
 mod edit;
@@ -16,14 +17,15 @@ mod stream;
 mod submit;
 
 pub use access::{NewToken, token_fits, token_hash};
+pub use buckets::{AgendaView, BoundsChange, BucketView, SpreadView};
 pub use dead::{DeadCursor, DeadFilter, DeadView, Redriven};
 pub use defaults::Defaults;
 pub use edit::{Edit, Edited};
 pub use executors::{Drained, ExecutorView, Pools};
 pub use history::{EventPlace, EventTail, Trace};
-pub use holds::{HeldQueue, Holds};
+pub use holds::{BreakerStatus, HeldQueue, Holds};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
-pub use queues::{QueueChange, QueueStats, QueueView};
+pub use queues::{DownstreamChange, DownstreamView, QueueChange, QueueStats, QueueView, RetriesChange};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, NewTask, SubmitError, Submitted};
 

@@ -1,6 +1,6 @@
 //! Looking: one task, and how things stand.
 
-use super::holds::{HeldQueue, Holds};
+use super::holds::{BreakerStatus, HeldQueue, Holds};
 use super::{Client, ClientError, repeat};
 use crate::model::route::why::{self, Offered};
 use crate::model::{
@@ -86,7 +86,7 @@ pub struct TaskView {
     pub payload: Option<bytes::Bytes>,
 }
 
-fn time_text<S: Serializer>(at: &Option<UnixMs>, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn time_text<S: Serializer>(at: &Option<UnixMs>, serializer: S) -> Result<S::Ok, S::Error> {
     match at {
         Some(at) => serializer.collect_str(at),
         None => serializer.serialize_none(),
@@ -139,7 +139,7 @@ impl Counts {
         // Lanes stand aside because they are held, or because nobody serves them; only the former count as such.
         let frozen = |lane: &LaneCode| {
             let group = space.known_name(lane.group());
-            holds.all() || group.is_some_and(|group| holds.of_queue(&group.queue).is_some())
+            holds.all() || group.is_some_and(|group| holds.of_lane(&group.queue, lane.tier()).is_some())
         };
         let lanes = bucket.parked.iter().chain(&bucket.ready);
         let aside: i64 = lanes.filter(|(lane, _)| frozen(lane)).map(|(_, size)| *size as i64).sum();
@@ -223,6 +223,9 @@ pub struct BucketStatus {
     pub bucket: u16,
     /// Pods that hold it.
     pub holders: Vec<String>,
+    /// The Redis server that has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// Whether it takes no new tasks.
     pub closed: bool,
     /// Its tasks.
@@ -270,6 +273,11 @@ pub struct Status {
     pub frozen: Vec<Frozen>,
     /// Queues of which nothing is claimed now, and why.
     pub held: Vec<HeldQueue>,
+    /// Breakers of queues and downstreams.
+    pub breakers: Vec<BreakerStatus>,
+    /// Why no task that has failed may go, if that is so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_retries: Option<String>,
     /// Live pods.
     pub pods: Vec<PodRecord>,
     /// Live executors.
@@ -344,7 +352,7 @@ impl Client {
     /// How things stand.
     pub async fn status(&self) -> Result<Status, ClientError> {
         let space = self.space();
-        space.refresh_spread().await?;
+        let live: std::collections::BTreeSet<Bucket> = space.refresh_spread().await?.live().collect();
         let holds = self.holds().await?;
         let (mut counts, mut lags, mut buckets, mut now) =
             (Counts::default(), Lags::default(), Vec::new(), UnixMs(space.clock().now_ms()));
@@ -353,7 +361,12 @@ impl Client {
             counts.add(&own);
             lags.merge(&found.lags);
             now = now.max(found.now);
+            // One that has vanished has nothing left but its counters.
+            if !live.contains(&bucket) {
+                continue;
+            }
             buckets.push(BucketStatus {
+                node: space.store().node_of(crate::model::bucket::slot_of_bucket(space.namespace(), bucket)),
                 bucket: bucket.number(),
                 holders: found.holders.iter().map(|(pod, _)| pod.clone()).collect(),
                 closed: found.closed,
@@ -371,6 +384,8 @@ impl Client {
             lag_ms: LagStatus::of(&lags),
             buckets,
             held: holds.list(),
+            breakers: holds.breakers(),
+            no_retries: holds.no_retries(),
             frozen: holds.freeze.frozen,
             pods,
             executors,
@@ -390,7 +405,7 @@ const AT_ONCE: usize = 16;
 
 /// The counters of all buckets, each read in one script.
 async fn all_counts(space: &Space) -> Result<Vec<(Bucket, BucketCounts)>, StoreError> {
-    let mut left = (0..space.spread().buckets).filter_map(Bucket::new);
+    let mut left = space.spread().all();
     let (mut running, mut out) = (JoinSet::new(), Vec::new());
     loop {
         while running.len() < AT_ONCE {
@@ -437,7 +452,7 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
     };
     let held = group
         .as_ref()
-        .and_then(|group| holds.of_queue(&group.queue))
+        .and_then(|group| holds.of_lane(&group.queue, lane.map(LaneCode::tier).unwrap_or_default()))
         .or_else(|| holds.of_plan(plan.as_ref()?));
     let view = match (found.state, &found.run) {
         (State::Running, Some(run)) if run.phase == Phase::Claimed => "claimed",

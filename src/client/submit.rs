@@ -1,7 +1,7 @@
 //! From a new task to a row in its bucket.
 
 use super::defaults::{Defaults, Resolved};
-use super::{ClientError, REPEAT_MAX, is_refusal};
+use super::{ClientError, REPEAT_MAX, is_refusal, repeat};
 use crate::clock;
 use crate::limits;
 use crate::metric;
@@ -324,8 +324,9 @@ async fn send_call(space: &Space, call: Vec<Pending>) -> Result<Answered, Client
     // All rows of a call share their bucket and how they are sent.
     let Some(head) = call.first() else { return Ok(Vec::new()) };
     let (mut bucket, by_spread, durability) = (head.row.id.bucket(), head.by_spread, head.durability);
-    let (places, mut rows): (Vec<usize>, Vec<Row>) =
+    let (mut places, mut rows): (Vec<usize>, Vec<Row>) =
         call.into_iter().map(|pending| (pending.at, pending.row)).unzip();
+    let mut done: Answered = Vec::with_capacity(rows.len());
     loop {
         let again_after_ms = first_sent.map(clock::elapsed_ms);
         let sending = Sending { again_after_ms, by_spread, durability };
@@ -333,27 +334,36 @@ async fn send_call(space: &Space, call: Vec<Pending>) -> Result<Answered, Client
         match intake::submit(space, bucket, &rows, sending).await {
             Ok(SubmitAnswer::Rows { answers, now, lacks }) => {
                 count(&answers);
-                let rows = places.into_iter().zip(rows).zip(answers);
-                return Ok(rows
-                    .map(|((at, row), answer)| {
-                        let (id, created) = match answer {
-                            RowAnswer::Created => (row.id, true),
-                            RowAnswer::Duplicate(id) => (id, false),
-                            RowAnswer::FateUnknown => return (at, Err(SubmitError::FateUnknown(row.id))),
-                        };
-                        if let Some(lacks) = lacks {
-                            return (at, Err(SubmitError::NotDurable { id, lacks }));
+                let (mut late_places, mut late) = (Vec::new(), Vec::new());
+                for ((at, row), answer) in places.into_iter().zip(rows).zip(answers) {
+                    let (id, created) = match answer {
+                        RowAnswer::Created => (row.id, true),
+                        RowAnswer::Duplicate(id) => (id, false),
+                        RowAnswer::FateUnknown => {
+                            done.push((at, Err(SubmitError::FateUnknown(row.id))));
+                            continue;
                         }
-                        (at, Ok(Submitted { id, created, due: row.spec.due, now }))
-                    })
-                    .collect());
+                        RowAnswer::SpreadChanged => {
+                            late_places.push(at);
+                            late.push(row);
+                            continue;
+                        }
+                    };
+                    let answer = match lacks {
+                        Some(lacks) => Err(SubmitError::NotDurable { id, lacks }),
+                        None => Ok(Submitted { id, created, due: row.spec.due, now }),
+                    };
+                    done.push((at, answer));
+                }
+                if late.is_empty() {
+                    return Ok(done);
+                }
+                (places, rows) = (late_places, late);
+                bucket = elsewhere(space, &mut rows).await?;
+                first_sent = None;
             }
             Ok(SubmitAnswer::SpreadChanged) => {
-                let spread = space.refresh_spread().await?;
-                bucket = Bucket::new(fastrand::u16(0..spread.buckets)).unwrap_or_default();
-                for row in &mut rows {
-                    row.id = TaskId::new(row.spec.due.minute(), bucket, fastrand::u64(..));
-                }
+                bucket = elsewhere(space, &mut rows).await?;
                 first_sent = None;
             }
             Err(error) if error.is_retryable() && !is_refusal(&error) && start.elapsed() < REPEAT_MAX => {
@@ -367,6 +377,16 @@ async fn send_call(space: &Space, call: Vec<Pending>) -> Result<Answered, Client
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Gives rows that a closed bucket refused another one, and so new ids: none of them was made.
+async fn elsewhere(space: &Space, rows: &mut [Row]) -> Result<Bucket, ClientError> {
+    let spread = repeat(space, || space.refresh_spread()).await?;
+    let bucket = Bucket::new(fastrand::u16(0..spread.buckets)).unwrap_or_default();
+    for row in rows {
+        row.id = TaskId::new(row.spec.due.minute(), bucket, fastrand::u64(..));
+    }
+    Ok(bucket)
 }
 
 fn count(answers: &[RowAnswer]) {

@@ -8,6 +8,7 @@ pub mod base64;
 pub mod bins;
 pub mod bucket;
 pub mod complaints;
+pub mod decide;
 pub mod digest;
 pub mod digits;
 pub mod durability;
@@ -25,6 +26,7 @@ pub mod seal;
 pub mod share;
 pub mod slice;
 pub mod spec;
+pub mod spread;
 pub mod state;
 
 pub use bucket::{Bucket, Namespace, Tag};

@@ -11,27 +11,37 @@ fn weight(pod: &str, bucket: u16) -> u64 {
     xxh3_64_with_seed(pod.as_bytes(), u64::from(bucket))
 }
 
-/// The buckets `0..buckets` that `me` should hold among the live `pods`.
+/// Those of `buckets` that `me` should hold among the live `pods`.
 ///
 /// Shares differ by at most one: buckets are given out in order, each to the pod with the greatest
 /// weight that is still below its share. The first `buckets % pods` pods by name take one more.
-pub fn fair_share(me: &str, pods: &[&str], buckets: u16) -> Vec<Bucket> {
+/// A bucket that `holders_of` gives k holders goes to k − 1 further pods as well, those it prefers
+/// most; they hold it beside their share.
+pub fn fair_share(
+    me: &str,
+    pods: &[&str],
+    buckets: &[Bucket],
+    holders_of: impl Fn(Bucket) -> u8,
+) -> Vec<Bucket> {
     let mut names: Vec<&str> = pods.to_vec();
     names.sort_unstable();
     names.dedup();
     let Some(mine) = names.iter().position(|name| *name == me) else { return Vec::new() };
     let count = names.len();
-    let (share, over) = (usize::from(buckets) / count, usize::from(buckets) % count);
+    let (share, over) = (buckets.len() / count, buckets.len() % count);
     let mut room: Vec<usize> = (0..count).map(|pod| share + usize::from(pod < over)).collect();
     let mut out = Vec::with_capacity(room[mine]);
-    for bucket in 0..buckets {
-        let best =
-            (0..count).filter(|pod| room[*pod] > 0).max_by_key(|pod| (weight(names[*pod], bucket), *pod));
-        if let Some(best) = best {
-            room[best] -= 1;
-            if best == mine {
-                out.extend(Bucket::new(bucket));
-            }
+    for bucket in buckets {
+        let weight = |pod: usize| (weight(names[pod], bucket.number()), pod);
+        let Some(best) = (0..count).filter(|pod| room[*pod] > 0).max_by_key(|pod| weight(*pod)) else {
+            continue;
+        };
+        room[best] -= 1;
+        let further = usize::from(holders_of(*bucket).max(1)) - 1;
+        // How many of the other pods this bucket prefers to this one.
+        let before = (0..count).filter(|pod| *pod != best && weight(*pod) > weight(mine)).count();
+        if best == mine || before < further {
+            out.push(*bucket);
         }
     }
     out
@@ -46,7 +56,8 @@ mod tests {
     fn all(pods: &[&str], buckets: u16) -> BTreeMap<u16, String> {
         let mut out = BTreeMap::new();
         for pod in pods {
-            for bucket in fair_share(pod, pods, buckets) {
+            let buckets: Vec<Bucket> = (0..buckets).filter_map(Bucket::new).collect();
+            for bucket in fair_share(pod, pods, &buckets, |_| 1) {
                 assert!(out.insert(bucket.number(), (*pod).to_owned()).is_none(), "two pods hold {bucket}");
             }
         }
@@ -75,7 +86,25 @@ mod tests {
 
     #[test]
     fn a_pod_that_is_not_listed_holds_nothing() {
-        assert!(fair_share("x", &["a"], 8).is_empty());
-        assert!(fair_share("x", &[], 8).is_empty());
+        let buckets: Vec<Bucket> = (0..8).filter_map(Bucket::new).collect();
+        assert!(fair_share("x", &["a"], &buckets, |_| 1).is_empty());
+        assert!(fair_share("x", &[], &buckets, |_| 1).is_empty());
+    }
+
+    #[test]
+    fn a_hot_bucket_has_as_many_pods_as_it_asks_for_and_the_others_one() {
+        let pods = ["a", "b", "c", "d", "e"];
+        let buckets: Vec<Bucket> = (0..8).filter_map(Bucket::new).collect();
+        for hot in [1, 2, 3, 5, 8] {
+            let mut held = [0; 8];
+            for pod in pods {
+                let of = |bucket: Bucket| if bucket.number() == 3 { hot } else { 1 };
+                for bucket in fair_share(pod, &pods, &buckets, of) {
+                    held[usize::from(bucket.number())] += 1;
+                }
+            }
+            let most = usize::from(hot).min(pods.len());
+            assert_eq!(held, [1, 1, 1, most, 1, 1, 1, 1]);
+        }
     }
 }

@@ -589,12 +589,14 @@ impl Dispatcher {
         let frozen = |parcel: &&Parcel| {
             parcel.is_frozen(&view) || queue_of(parcel).is_some_and(|q| view.freeze.of_queue(q).is_some())
         };
-        let paused = |parcel: &&Parcel| queue_of(parcel).is_some_and(|q| view.queues.pause_of(q).is_some());
+        let now = UnixMs(self.space.clock().now_ms());
+        let paused =
+            |parcel: &&Parcel| queue_of(parcel).is_some_and(|q| view.queues.hold_of(q, now).is_some());
         let (held, others): (Vec<_>, Vec<_>) = parcels.iter().partition(frozen);
         let (resting, unserved): (Vec<_>, Vec<_>) = others.into_iter().partition(paused);
         let kinds = [
             (held, "frozen", "frozen"),
-            (resting, "paused", "its queue is paused"),
+            (resting, "paused", "its queue is held"),
             (unserved, "no_executor", "no executor serves its queue and labels"),
         ];
         for (parcels, label, cause) in kinds {

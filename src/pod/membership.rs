@@ -1,8 +1,9 @@
 //! Who lives: this pod says so, hears of the others, and hands back what lay with those that are lost.
 
 use super::view::View;
-use super::{BEATS_PER_LOCK, Shared};
+use super::{BEATS_PER_LOCK, Shared, meter};
 use crate::metric;
+use crate::model::UnixMs;
 use crate::store::due::hand_back;
 use crate::store::member::{self, PodRecord};
 use crate::store::{StoreError, Subscription, queue};
@@ -18,8 +19,8 @@ const NEWS_GATHER: Duration = Duration::from_millis(10);
 /// Beats, and publishes what it hears, until `stop` fires.
 pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, stop: CancellationToken) {
     let every = crate::clock::ms(shared.settings.lock_ms / BEATS_PER_LOCK).max(Duration::from_millis(50));
-    let mut news =
-        ["pods", "executors", "lanes", "freeze", "queues"].map(|room| member::news(&shared.space, room));
+    let rooms = ["pods", "executors", "lanes", "freeze", "queues", "spread"];
+    let mut news = rooms.map(|room| member::news(&shared.space, room));
     let (mut freeze_epoch, mut queues_epoch) = (0, 0);
     let mut claimed_before = 0;
     loop {
@@ -33,6 +34,7 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
                 }
                 gauges(&shared, &view);
                 let view = Arc::new(view);
+                shared.limits.learn(&view);
                 shared.dispatcher.learn(&view);
                 publish.send_replace(Arc::clone(&view));
                 if view.freeze.epoch != freeze_epoch {
@@ -61,23 +63,29 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(wait) => {}
-            () = any_news(&mut news) => {
+            spread = any_news(&mut news) => {
                 // Many joining at once are heard of together.
                 tokio::time::sleep(NEWS_GATHER).await;
+                if spread && let Err(error) = shared.space.refresh_spread().await {
+                    tracing::debug!(%error, "could not read the new spread; it is read with the next heartbeat");
+                }
             }
         }
     }
 }
 
-async fn any_news(news: &mut [Subscription; 5]) {
-    let [pods, executors, lanes, freeze, queues] = news;
+/// Answers whether the spread has changed.
+async fn any_news(news: &mut [Subscription; 6]) -> bool {
+    let [pods, executors, lanes, freeze, queues, spread] = news;
     tokio::select! {
         _ = pods.recv() => {}
         _ = executors.recv() => {}
         _ = lanes.recv() => {}
         _ = freeze.recv() => {}
         _ = queues.recv() => {}
+        _ = spread.recv() => return true,
     }
+    false
 }
 
 /// Answers who lives, and which executors are lost.
@@ -88,6 +96,11 @@ async fn tick(
 ) -> Result<(View, Vec<String>), StoreError> {
     let (space, settings) = (&shared.space, &shared.settings);
     space.keep_spread().await?;
+    let (loads, cpu_permille) = shared.meters.sample();
+    let share =
+        |of: fn(&meter::LoopLoad) -> u16| loads.iter().map(of).max().map_or(0.0, |n| f64::from(n) / 1e3);
+    metric::handles().claim_loop_busy.set(share(|load| load.busy_permille));
+    metric::handles().claim_loop_starved.set(share(|load| load.starved_permille));
     let me = PodRecord {
         id: settings.id.clone(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -98,6 +111,8 @@ async fn tick(
         draining: false,
         busy,
         freeze_epoch,
+        cpu_permille,
+        loads: loads.iter().map(|load| (load.bucket, load.busy_permille, load.starved_permille)).collect(),
         queues_epoch,
     };
     let pods = member::beat_pod(space, &me, settings.lock_ms).await?;
@@ -105,7 +120,7 @@ async fn tick(
     let groups = space.groups().await?;
     let freeze = queue::frozen(space).await?;
     let queues = queue::refresh(space).await?;
-    let mut view = View::new(&pods, roll.live, groups, freeze, queues);
+    let mut view = View::new(&pods, roll.live, groups, freeze, queues, UnixMs(space.clock().now_ms()));
     view.default_policy = settings.routing;
     Ok((view, roll.lost))
 }

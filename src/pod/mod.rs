@@ -1,16 +1,20 @@
 //! A pod: one stateless scheduler among any number.
 //!
 //! [`membership`] says who lives, `ownership` which buckets are ours, [`scheduler`] claims what is
-//! due in each of them, [`dispatch`] routes it and puts it into the executors' inboxes. Nothing here
-//! must survive: a pod that dies loses its permits after their time, and its grants come back.
+//! due in each of them, [`dispatch`] routes it and puts it into the executors' inboxes. One pod's
+//! [`decider`] sees to it that there are as many buckets as the load needs. Nothing here must
+//! survive: a pod that dies loses its permits after their time, and its grants come back.
 //!
 //! Deliberately absent: a queue of tasks in memory. A pod claims only what it may deliver.
 
+mod allotments;
+pub mod decider;
 pub mod digest;
 pub mod dispatch;
 mod fitness;
 pub mod look;
 pub mod membership;
+mod meter;
 mod ownership;
 pub mod pace;
 pub mod ready;
@@ -24,8 +28,11 @@ use crate::model::Priority;
 use crate::model::complaints::Complaints;
 use crate::model::route::Policy;
 use crate::store::{Space, StoreError, member};
+use allotments::Limits;
+use decider::DeciderSettings;
 pub use digest::DigestSettings;
 use dispatch::Dispatcher;
+use meter::Meters;
 use pace::Pace;
 use ready::Readiness;
 use std::path::PathBuf;
@@ -70,6 +77,8 @@ pub struct PodSettings {
     /// How long the oldest task of a priority must have waited for its turn until the priority counts double;
     /// 0 for never.
     pub ageing_ms: i64,
+    /// Decides on the number of buckets.
+    pub decider: DeciderSettings,
 }
 
 impl Default for PodSettings {
@@ -89,6 +98,7 @@ impl Default for PodSettings {
             route_sample: 0,
             route_record: None,
             ageing_ms: 0,
+            decider: DeciderSettings::default(),
         }
     }
 }
@@ -117,10 +127,12 @@ pub(crate) struct Shared {
     pub space: Space,
     pub settings: PodSettings,
     pub dispatcher: Dispatcher,
+    pub limits: Limits,
     pub pace: Pace,
     pub ready: Arc<Readiness>,
     pub complaints: Complaints,
     pub tally: Arc<PodTally>,
+    pub meters: Meters,
     pub view: watch::Receiver<Arc<View>>,
 }
 
@@ -174,22 +186,26 @@ impl Pod {
         );
         let shared = Arc::new(Shared {
             dispatcher,
+            limits: Limits::default(),
             pace: Pace::new(self.settings.gather_max_ms),
             space: self.space,
             settings: self.settings,
             ready: self.ready,
             complaints: Complaints::default(),
             tally: self.tally,
+            meters: Meters::default(),
             view,
         });
         tracing::info!(pod = %shared.settings.id, namespace = %shared.space.namespace(), "pod starts");
         let loops = TaskTracker::new();
         let members = CancellationToken::new();
         loops.spawn(membership::run(Arc::clone(&shared), publish, members.clone()));
+        loops.spawn(decider::run(Arc::clone(&shared), stop.clone()));
         loops.spawn(fitness::run(Arc::clone(&shared), members.clone()));
         let dispatching = CancellationToken::new();
         loops.spawn(record::run(Arc::clone(&shared), dispatching.clone()));
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
+        loops.spawn(allotments::run(Arc::clone(&shared), dispatching.clone()));
         loops.spawn(digest::run(Arc::clone(&shared), members.clone()));
         let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));
         // The claim loops end first; what they claimed is then delivered or handed back.

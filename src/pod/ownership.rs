@@ -1,4 +1,4 @@
-//! Which buckets this pod claims from: its fair share by rendezvous preference, followed as pods come and go.
+//! Which buckets this pod claims from: its fair share by rendezvous preference, followed as pods and buckets come and go.
 
 use super::Shared;
 use super::scheduler;
@@ -21,8 +21,12 @@ pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
     loop {
         let pods = view.borrow_and_update().pods.clone();
         let names: Vec<&str> = pods.iter().map(String::as_str).collect();
-        let buckets = shared.space.spread().buckets;
-        let mine: BTreeSet<Bucket> = fair_share(&shared.settings.id, &names, buckets).into_iter().collect();
+        let spread = shared.space.spread();
+        let mut live: Vec<Bucket> = spread.live().collect();
+        live.sort_unstable();
+        live.dedup();
+        let of = |bucket: Bucket| spread.holders_of(bucket.number());
+        let mine: BTreeSet<Bucket> = fair_share(&shared.settings.id, &names, &live, of).into_iter().collect();
         let gone: Vec<Bucket> = loops.keys().filter(|bucket| !mine.contains(bucket)).copied().collect();
         for bucket in gone {
             if let Some((cancel, _)) = loops.remove(&bucket) {

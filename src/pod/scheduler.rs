@@ -1,7 +1,9 @@
 //! The claim loop of one bucket: claim, hand over to dispatch, sleep until the next due time.
 
 use super::Shared;
+use super::allotments::Settled;
 use super::look::LookAhead;
+use super::meter::Meter;
 use crate::clock;
 use crate::limits;
 use crate::metric;
@@ -11,6 +13,7 @@ use crate::store::{StoreError, member};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// Times that one claim is asked for again after an error that leaves its fate open.
@@ -25,7 +28,9 @@ const KEPT_OUT_MAX: Duration = Duration::from_millis(500);
 /// Claims from one bucket until `stop` fires, then lets go of it.
 pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationToken) {
     let mut bucket_loop = Loop {
+        meter: shared.meters.of(bucket.number()),
         wakes: member::bucket_wakes(&shared.space, bucket),
+        limited: shared.limits.wakes(bucket.number()),
         claim: Claim {
             lock_ms: shared.settings.lock_ms,
             dispatch_ms: shared.settings.dispatch_ms,
@@ -51,7 +56,9 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
         }
     }
     let Loop { shared, claim, wants_room, .. } = bucket_loop;
+    shared.meters.forget(bucket.number());
     shared.dispatcher.wants_room(wants_room, false);
+    shared.limits.leave(bucket.number());
     if let Err(error) = due::yield_bucket(&shared.space, bucket, &claim.pod, &claim.permit).await {
         tracing::debug!(%bucket, %error, "could not let go of a bucket; its permit ends by itself");
     }
@@ -70,6 +77,8 @@ enum Next {
     Room,
     /// After a while, wake-ups or not.
     After(Duration),
+    /// After a while, or when a holder lets go.
+    KeptOut(Duration),
 }
 
 struct Loop {
@@ -77,6 +86,8 @@ struct Loop {
     bucket: Bucket,
     claim: Claim,
     wakes: crate::store::Subscription,
+    /// A limit lets more go.
+    limited: Arc<Notify>,
     /// Redis's time as last seen, and when.
     seen: Option<(UnixMs, Instant)>,
     /// How often room had become free when the last claim was made.
@@ -89,6 +100,8 @@ struct Loop {
     look: LookAhead,
     /// Tasks that the next claim may bring, generously: more room than that is left to the other loops.
     expected: u32,
+    /// What this loop does with its time.
+    meter: Arc<Meter>,
 }
 
 impl Loop {
@@ -106,14 +119,47 @@ impl Loop {
         self.claim.ahead_ms = self.look.ahead_ms(hold.ahead_ms);
         self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
         self.claim.own_weights = std::mem::take(&mut hold.own_weights);
-        self.claim.holders = self.shared.space.spread().holders;
+        let spread = shared.space.spread();
+        self.claim.holders = spread.holders_of(self.bucket.number());
+        // All buckets together keep as much as the namespace may.
+        let buckets = usize::from(spread.buckets.max(1)) + spread.closing.len();
+        self.claim.events_max_bytes = limits::EVENTS_MAX_BYTES / buckets;
+        self.claim.dead_keep_rows = limits::DEAD_KEEP_ROWS.div_ceil(buckets);
         self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
+        let view = Arc::clone(&shared.view.borrow());
+        let (asked, draw) = shared.limits.draw(self.bucket.number(), hold.any);
+        self.claim.limits = asked;
         self.claim.again();
         let start = clock::mono();
-        let answer = self.claim_with_repeats().await;
+        let mut answer = self.claim_with_repeats().await;
         tracing::trace!(bucket = %self.bucket, limit = hold.any, default = ?hold.default_quota, "claimed");
+        let outcome = match &answer {
+            Ok(ClaimAnswer::Held(claimed)) => Settled::Claimed(claimed),
+            Ok(ClaimAnswer::NotHolder { .. }) => Settled::Refused,
+            Err(_) => Settled::Unknown,
+        };
+        let now = UnixMs(shared.space.clock().now_ms());
+        shared.limits.settle(self.bucket.number(), &self.claim.limits, draw, outcome, now);
+        // A queue that this pod had not heard of may have limits: what came of it goes back.
+        if let Ok(ClaimAnswer::Held(claimed)) = &mut answer
+            && !view.queues.queues.is_empty()
+        {
+            let new = |task: &mut due::Granted| !view.groups.contains_key(&task.lane.group());
+            let rows: Vec<_> = claimed.tasks.extract_if(.., new).map(|task| (task.id, task.grant)).collect();
+            if !rows.is_empty() {
+                let shared = Arc::clone(&shared);
+                tokio::spawn(async move {
+                    let cause = "its queue is new to this pod";
+                    due::hand_back(&shared.space, &shared.settings.id, cause, rows).await;
+                });
+            }
+        }
         let metrics = metric::handles();
         metrics.claim_duration.record(start.elapsed().as_secs_f64());
+        let tasks = match &answer {
+            Ok(ClaimAnswer::Held(claimed)) => claimed.tasks.len(),
+            _ => 0,
+        };
         let next = match answer {
             Ok(ClaimAnswer::Held(claimed)) => {
                 self.backoff_ms = BACKOFF_MIN_MS;
@@ -129,13 +175,14 @@ impl Loop {
                 self.shared.ready.worked(clock::mono());
                 let wait = self.shared.space.clock().until_ms(until.0).min(KEPT_OUT_MAX);
                 // Spread by chance, so that pods kept out together do not come back together.
-                Next::After(wait.max(Duration::from_millis(5)).mul_f64(fastrand::f64().mul_add(0.2, 0.9)))
+                Next::KeptOut(wait.max(Duration::from_millis(5)).mul_f64(fastrand::f64().mul_add(0.2, 0.9)))
             }
             Err(error) => {
                 metrics.claims.add("error", 1);
                 Next::After(self.failed(&error))
             }
         };
+        self.meter.worked(start, tasks);
         let wants = matches!(next, Next::Now | Next::Room);
         shared.dispatcher.wants_room(self.wants_room, wants);
         self.wants_room = wants;
@@ -274,6 +321,13 @@ impl Loop {
                     () = tokio::time::sleep(wait) => true,
                 };
             }
+            Next::KeptOut(wait) => {
+                return tokio::select! {
+                    () = stop.cancelled() => false,
+                    () = tokio::time::sleep(wait) => true,
+                    wake = self.wakes.recv() => wake.is_some(),
+                };
+            }
             Next::At(mut due) | Next::Rest(mut due) => {
                 let (rests, proof) = (matches!(next, Next::Rest(_)), self.wakes.watch());
                 let mut polled = clock::mono() + poll;
@@ -303,6 +357,7 @@ impl Loop {
                                 continue;
                             }
                         }
+                        () = self.limited.notified() => metrics.wakeups.add("limit", 1),
                         // Its sender lives as long as the pod.
                         _ = self.opened.changed() => metrics.wakeups.add("room", 1),
                     }
@@ -310,11 +365,20 @@ impl Loop {
                 }
             }
             Next::Room => {
+                let start = clock::mono();
                 tokio::select! {
                     () = stop.cancelled() => return false,
                     () = tokio::time::sleep(poll) => metrics.wakeups.add("poll", 1),
                     () = room => metrics.wakeups.add("room", 1),
+                    () = self.limited.notified() => metrics.wakeups.add("limit", 1),
+                    wake = self.wakes.recv() => {
+                        if wake.is_none() {
+                            return false;
+                        }
+                        metrics.wakeups.add("publish", 1);
+                    }
                 }
+                self.meter.starved(start);
             }
         }
         // A busy pod lets a few tasks gather for one call, and its loops claim together.

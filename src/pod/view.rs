@@ -3,7 +3,7 @@
 use crate::model::queue::Routing;
 use crate::model::route::why::Offered;
 use crate::model::route::{BROADCAST, Policy};
-use crate::model::{Labels, LaneGroup, PlanName, QueueTable};
+use crate::model::{Labels, LaneGroup, PlanName, QueueTable, UnixMs};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Freeze;
 use std::collections::{BTreeMap, HashMap};
@@ -83,6 +83,7 @@ impl View {
         groups: Vec<(u32, LaneGroup)>,
         freeze: Freeze,
         queues: Arc<QueueTable>,
+        now: UnixMs,
     ) -> Self {
         let mut names: Vec<String> =
             pods.iter().filter(|pod| !pod.draining).map(|pod| pod.id.clone()).collect();
@@ -97,8 +98,8 @@ impl View {
         let mut policies = HashMap::new();
         let mut own_weights = Vec::new();
         for (code, group) in groups {
-            // Queues that are frozen or paused are nobody's: their lanes stand aside until they may go on.
-            let open = freeze.of_queue(&group.queue).is_none() && queues.pause_of(&group.queue).is_none();
+            // Queues that are frozen, paused or in maintenance are nobody's: their lanes stand aside until they may go on.
+            let open = freeze.of_queue(&group.queue).is_none() && queues.hold_of(&group.queue, now).is_none();
             let serving: Vec<usize> = (0..if open { executors.len() } else { 0 })
                 .filter(|at| executors[*at].serves(&group))
                 .collect();
@@ -176,7 +177,7 @@ mod tests {
             ["a", "b", "a|gpu", "c"].iter().zip(1..).map(|(text, code)| (code, group(text))).collect();
         let draining = ExecutorRecord { draining: true, ..executor("z", &["*"], &[]) };
         let executors = vec![executor("y", &["a", "b"], &[]), executor("x", &["*"], &["gpu"]), draining];
-        let view = View::new(&[], executors, groups, Freeze::default(), Arc::default());
+        let view = View::new(&[], executors, groups, Freeze::default(), Arc::default(), UnixMs(0));
         assert_eq!(view.serving(1), Some(&[0, 1][..]));
         assert_eq!(view.groups[&1].1, view.groups[&2].1);
         assert_eq!(view.serving(3), Some(&[0][..]), "labels count");

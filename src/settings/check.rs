@@ -81,6 +81,9 @@ pub fn check(s: &Settings, origin: &dyn Fn(&str) -> Origin) -> Result<Vec<Warnin
     span("pod.poll", s.pod.poll, 10, 60_000)?;
     span("pod.gather", s.pod.gather, 0, 1_000)?;
     span("pod.ageing", s.pod.ageing, 0, limits::DUE_AHEAD_MAX_MS)?;
+    span("decider.target", s.decider.target, 1, 3_600_000)?;
+    span("decider.window", s.decider.window, 100, 60_000)?;
+    span("decider.linger", s.decider.linger, limits::BUCKET_LINGER_MIN_MS, 86_400_000)?;
     span("pod.look_ahead", s.pod.look_ahead, 0, limits::LOOK_AHEAD_MAX_MS)?;
     span("executor.heartbeat", s.executor.heartbeat, 100, limits::LOST_AFTER_MS / 3)?;
     span("executor.ack_gather", s.executor.ack_gather, 0, limits::ACK_GATHER_MAX_MS as i64)?;

@@ -32,6 +32,8 @@ pub struct Settings {
     pub redis: RedisSettings,
     /// A scheduler instance.
     pub pod: PodSection,
+    /// Decides on the number of buckets.
+    pub decider: DeciderSection,
     /// The HTTP port of a pod.
     pub http: HttpSection,
     /// Encryption of payloads.
@@ -120,6 +122,20 @@ pub struct HttpSection {
 pub struct CryptoSection {
     /// File with keys; empty for none.
     pub keys_file: PathBuf,
+}
+
+/// Decides on the number of buckets.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeciderSection {
+    /// Whether this pod takes part.
+    pub enabled: bool,
+    /// Start − due that 99 in 100 tasks shall not exceed.
+    pub target: Span,
+    /// Time from one decision to the next.
+    pub window: Span,
+    /// How long a closed bucket stays before it vanishes.
+    pub linger: Span,
 }
 
 /// A process that runs tasks.

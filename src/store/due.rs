@@ -1,6 +1,7 @@
 //! Claiming what is due, and giving it back: `lua/due/`.
 
 use super::StoreError;
+use super::args::Args;
 use super::intake::clip;
 use super::script;
 use super::space::Space;
@@ -22,6 +23,63 @@ pub enum Quota {
         /// Tasks of P2 to P5, which may not use the urgent pool.
         normal: u32,
     },
+}
+
+/// What lanes under one limit may take together in a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purse {
+    /// None of them may go: they stand aside until the rules change.
+    Closed,
+    /// So many tasks.
+    Tokens(u32),
+    /// So many less those of the counted queues that run in the bucket.
+    Running(u32),
+}
+
+/// Which lanes pay from a purse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rule {
+    /// Queue with labels, by code.
+    pub group: u32,
+    /// A bit for each tier: 1 for fresh tasks, 2 for those that failed once, …
+    pub tiers: u8,
+    /// Place in [`ClaimLimits::purses`].
+    pub purse: usize,
+}
+
+/// Limits that a claim keeps to. The default has none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClaimLimits {
+    /// No task that has failed may go.
+    pub no_retries: bool,
+    /// Until when tokens are good, by Redis's clock.
+    pub until: Option<UnixMs>,
+    /// Queues with labels whose running tasks and outcomes are counted.
+    pub counted: Vec<u32>,
+    /// What may be taken.
+    pub purses: Vec<Purse>,
+    /// Who pays from what; at most [`limits::RULES_MAX`].
+    pub rules: Vec<Rule>,
+}
+
+/// What became of a purse.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Tasks that were granted from it.
+    pub spent: u32,
+    /// Ripe tasks that it, or another that the same lanes pay from, has kept back.
+    pub denied: u32,
+}
+
+/// Counts of one queue with labels in a bucket.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Counted tasks that run.
+    pub running: u32,
+    /// Successes ever counted.
+    pub succeeded: u64,
+    /// Failures ever counted.
+    pub failed: u64,
 }
 
 /// What one claim asks for.
@@ -67,6 +125,8 @@ pub struct Claim {
     pub quotas: Vec<(u32, Quota)>,
     /// Plans whose tasks are set aside; at most [`limits::FROZEN_MAX`].
     pub frozen_plans: Arc<[PlanName]>,
+    /// Limits of queues and downstreams.
+    pub limits: ClaimLimits,
     /// Bytes of events this bucket may keep.
     pub events_max_bytes: usize,
     /// Age at which dead letters go.
@@ -98,6 +158,7 @@ impl Claim {
             default_quota: Quota::Open { any: 1_000, normal: 1_000 },
             quotas: Vec::new(),
             frozen_plans: Arc::default(),
+            limits: ClaimLimits::default(),
             events_max_bytes: limits::EVENTS_MAX_BYTES / usize::from(limits::KEY_BUCKETS_DEFAULT),
             dead_keep_ms: limits::DEAD_KEEP_MS,
             dead_keep_rows: limits::DEAD_KEEP_ROWS / usize::from(limits::KEY_BUCKETS_DEFAULT),
@@ -117,6 +178,15 @@ impl Claim {
         for (group, quota) in &self.quotas {
             if closed(quota) != closed(&self.default_quota) {
                 text.extend_from_slice(&group.to_be_bytes());
+            }
+        }
+        let ClaimLimits { no_retries, rules, purses, .. } = &self.limits;
+        if *no_retries || !rules.is_empty() {
+            text.push(u8::from(*no_retries));
+            // Purses fill and empty; which lanes pay, and which are closed, changes seldom.
+            for rule in rules {
+                text.extend_from_slice(&rule.group.to_be_bytes());
+                text.push(rule.tiers | u8::from(purses.get(rule.purse) == Some(&Purse::Closed)) << 7);
             }
         }
         xxhash_rust::xxh3::xxh3_64(&text) >> 12
@@ -187,6 +257,10 @@ pub struct Claimed {
     pub remembered: Option<UnixMs>,
     /// The tasks.
     pub tasks: Vec<Granted>,
+    /// What became of the purses, in their order; nothing where there were none, or the call was answered again.
+    pub purses: Vec<Spent>,
+    /// Counts of the counted queues, in their order.
+    pub tallies: Vec<Tally>,
 }
 
 const HEAD_LEN: usize = 53;
@@ -243,9 +317,11 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     } else {
         args.number(signature_of(plans))
     };
+    args.number(plans.len());
     for plan in plans {
         args.bytes(plan.as_str().as_bytes());
     }
+    put_limits(&mut args, &claim.limits);
     let mut answer = space.call(&script::CLAIM, space.guard(bucket), args).await?;
     let now = UnixMs(answer.now_ms());
     if &answer.word[..] == b"NOT_HOLDER" {
@@ -261,13 +337,20 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     let remembered = fields.int("the clock of the last claim")?;
     let rests = fields.int("rests")? == 1;
     let mut tasks = Vec::with_capacity(fields.left() / 2);
-    while fields.left() > 0 {
+    while fields.left() > 1 {
         let head = fields.bytes("a grant")?;
         let spec = fields.bytes("a spec")?;
         tasks.push(
             read_head(&head, spec, claim.nonce).ok_or_else(|| fields.bad("a grant has the wrong form"))?,
         );
     }
+    let (purses, tallies) = match fields.left() {
+        0 => Default::default(),
+        _ => {
+            let text = fields.text("what limits did")?;
+            read_report(&text).ok_or_else(|| fields.bad("what limits did has the wrong form"))?
+        }
+    };
     Ok(ClaimAnswer::Held(Claimed {
         now,
         next_due: (next_due >= 0).then_some(UnixMs(next_due)),
@@ -278,7 +361,62 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
         again,
         remembered: (remembered > 0).then_some(UnixMs(remembered)),
         tasks,
+        purses,
+        tallies,
     }))
+}
+
+fn put_limits(args: &mut Args, own: &ClaimLimits) {
+    let code = |group: u32| {
+        let mut code = [0; 3];
+        digits::write(&mut code, u128::from(group));
+        code
+    };
+    args.bytes(if own.no_retries { b"1" } else { b"0" });
+    if own.purses.is_empty() && own.counted.is_empty() {
+        return;
+    }
+    match own.until {
+        Some(until) => args.number(until.0),
+        None => args.bytes(b""),
+    };
+    for group in &own.counted {
+        args.raw(&code(*group));
+    }
+    args.cut().number(own.purses.len());
+    for purse in &own.purses {
+        match purse {
+            Purse::Closed => args.bytes(b"t").number(-1),
+            Purse::Tokens(tokens) => args.bytes(b"t").number(*tokens),
+            Purse::Running(most) => args.bytes(b"r").number(*most),
+        };
+    }
+    let rules = &own.rules[..own.rules.len().min(limits::RULES_MAX)];
+    args.number(rules.len());
+    for rule in rules {
+        let tiers: [u8; 7] =
+            std::array::from_fn(|tier| if rule.tiers >> tier & 1 == 1 { b'1' } else { b'0' });
+        args.joined(&[&code(rule.group), &tiers]).number(rule.purse + 1);
+    }
+}
+
+/// `spent,denied;…|running,succeeded,failed;…`
+fn read_report(text: &str) -> Option<(Vec<Spent>, Vec<Tally>)> {
+    let (purses, tallies) = text.split_once('|')?;
+    let numbers = |row: &str| row.split(',').map(|n| n.parse::<i64>().ok()).collect::<Option<Vec<_>>>();
+    let small = |n: i64| u32::try_from(n.max(0)).unwrap_or(u32::MAX);
+    let purses = purses.split_terminator(';').map(|row| match numbers(row)?[..] {
+        [spent, denied] => Some(Spent { spent: small(spent), denied: small(denied) }),
+        _ => None,
+    });
+    let tallies = tallies.split_terminator(';').map(|row| match numbers(row)?[..] {
+        [running, succeeded, failed] => {
+            let (succeeded, failed) = (succeeded.unsigned_abs(), failed.unsigned_abs());
+            Some(Tally { running: small(running), succeeded, failed })
+        }
+        _ => None,
+    });
+    Some((purses.collect::<Option<_>>()?, tallies.collect::<Option<_>>()?))
 }
 
 fn read_head(head: &[u8], spec: Bytes, nonce: Nonce) -> Option<Granted> {

@@ -36,6 +36,8 @@ pub enum RowAnswer {
     Duplicate(TaskId),
     /// Sent again too late to tell whether the first sending arrived; nothing was written.
     FateUnknown,
+    /// Sent again to a bucket that takes no new tasks any more, and the first sending had not arrived.
+    SpreadChanged,
 }
 
 /// What became of a call.
@@ -168,6 +170,7 @@ pub async fn submit(
                 if id == rows[at].id { RowAnswer::Created } else { RowAnswer::Duplicate(id) }
             }
             b"FATE_UNKNOWN" => RowAnswer::FateUnknown,
+            b"SPREAD_CHANGED" => RowAnswer::SpreadChanged,
             other => return Err(fields.bad(format!("unknown code {}", String::from_utf8_lossy(other)))),
         };
     }

@@ -94,6 +94,10 @@ pub struct PodRecord {
     pub busy: bool,
     /// The last change of what is frozen that it follows.
     pub freeze_epoch: u64,
+    /// Use of its processors lately, in thousandths of all of them.
+    pub cpu_permille: u16,
+    /// For each claim loop that is not idle: bucket, share of its time at work and waiting for room, in thousandths.
+    pub loads: Vec<(u16, u16, u16)>,
     /// The last change of what is set for queues that it follows.
     #[serde(default)]
     pub queues_epoch: u64,
@@ -463,7 +467,7 @@ pub fn inbox_wakes(space: &Space, executor: &str) -> Subscription {
     space.store().subscribe(inbox_guard(space, executor).key("wake"))
 }
 
-/// Wakes a pod when something joined or left: `pods`, `executors`, or `lanes` for queues.
+/// Wakes a pod when something joined, left or changed: `pods`, `executors`, `lanes` for queues, `freeze`, `queues`, `spread`.
 pub fn news(space: &Space, room: &str) -> Subscription {
     space.store().subscribe(registry(space, room).key("new"))
 }

@@ -22,8 +22,10 @@ mod subscribe;
 mod topology;
 
 pub mod access;
+pub mod bucket;
 pub mod check;
 pub mod dead;
+pub mod decider;
 pub mod due;
 pub mod events;
 pub mod intake;
@@ -43,6 +45,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 pub use crate::model::bucket::{SLOTS, slot_of_key as slot_of};
+pub use crate::model::spread::Spread;
 pub use connect::{
     CALL_TIMEOUT_RANGE_MS, CONNECT_TIMEOUT_RANGE_MS, ConnectSettings, Flavor, Host, Mode, NodeInfo,
     POOL_SIZE_DEFAULT, POOL_SIZE_MAX, Place, RedisUrl, ServerInfo,
@@ -51,7 +54,7 @@ pub use durable::Shortfall;
 pub use error::{Cause, StoreError};
 pub use reply::{Fields, Reply};
 pub use script::{ALL as SCRIPTS, Script};
-pub use space::{Birth, Space, Spread};
+pub use space::{Birth, Space};
 pub use subscribe::{Subscription, Wake};
 
 use crate::clock::mono;
@@ -311,6 +314,11 @@ impl Store {
         }
         answers.sort_by_key(|(at, _, _)| *at);
         answers.into_iter().map(|(_, addr, told)| (addr, told)).collect()
+    }
+
+    /// Where the master is that owns a slot, as far as is known.
+    pub fn node_of(&self, slot: u16) -> Option<String> {
+        self.inner.topology.owner(slot).map(|node| node.addr.to_string())
     }
 
     /// Listens on a sharded channel. It never fails: while the channel cannot be heard, nothing

@@ -1,11 +1,13 @@
 //! What is set for queues: `lua/queue/put.lua`. What is frozen: `lua/queue/freeze.lua` and `lua/member/recall.lua`.
 
+mod allot;
 mod runs;
 mod settings;
 
+pub use allot::{Allotted, Ask, BreakerAsk, BreakerState, BreakerView, ShareAsk, WindowAsk, allot, breaker};
 pub use runs::{add_runs, runs};
 pub(super) use settings::Known;
-pub use settings::{PutAnswer, known_settings, put_queue, refresh, settings, settings_news, version_of};
+pub use settings::{PutAnswer, known_settings, put, put_queue, refresh, settings, settings_news, version_of};
 
 use super::intake::clip;
 use super::member::{Offer, inbox_guard};

@@ -165,6 +165,11 @@ pub struct Lags {
 }
 
 impl Lags {
+    /// A histogram of which only the bins are known.
+    pub fn of_bins(bins: BTreeMap<u16, u64>) -> Self {
+        Self { bins, max_ms: i64::MAX }
+    }
+
     /// Adds another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (bin, count) in &other.bins {

@@ -10,27 +10,13 @@ use crate::keys::{Guard, Kind, ROOM_KEYS};
 use crate::limits;
 use crate::metric;
 use crate::model::spec::KEY_SHARDS;
+use crate::model::spread::{Bounds, Spread, read_hot, read_list};
 use crate::model::{Bucket, Durability, LaneGroup, Namespace, Tag, UnixMs};
 use bytes::Bytes;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
-
-/// How a namespace spreads its tasks over buckets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Spread {
-    /// Buckets over which keyed tasks go; a power of two, fixed for ever.
-    pub key_buckets: u16,
-    /// Buckets to which new tasks without a key go; never below `key_buckets`.
-    pub buckets: u16,
-    /// Pods that may hold one bucket at a time.
-    pub holders: u8,
-    /// Grows with every change.
-    pub epoch: u64,
-    /// When the namespace was made, in ms by Redis's clock.
-    pub born_ms: i64,
-}
 
 /// What a namespace is created with; where it stands already, what stands counts.
 #[derive(Debug, Clone, Copy)]
@@ -92,7 +78,7 @@ impl Space {
     /// Opens a namespace, creating it as `birth` says where there is none.
     pub async fn open_as(store: Store, namespace: Namespace, birth: Birth) -> Result<Self, StoreError> {
         let guards = (0..limits::BUCKETS_MAX).map(|_| OnceLock::new()).collect();
-        let spread = Spread { key_buckets: 1, buckets: 1, holders: 1, epoch: 0, born_ms: 0 };
+        let spread = Spread::born(1, 1, 1);
         let inner = Inner {
             store,
             namespace,
@@ -122,23 +108,42 @@ impl Space {
             buckets: bucket_count(&mut fields, "buckets")?,
             holders: u8::try_from(fields.int("holders")?).unwrap_or(1).max(1),
             epoch: u64::try_from(fields.int("epoch")?).unwrap_or(0),
+            peak: bucket_count(&mut fields, "peak")?,
+            closing: read_list(&fields.text("closing")?).into(),
+            hot: read_hot(&fields.text("hot")?).into(),
+            bounds: {
+                let mut bound = |name| Ok::<_, StoreError>(fields.text(name)?.parse().ok());
+                Bounds {
+                    min: bound("least")?,
+                    max: bound("most")?,
+                    pin: bound("pin")?,
+                    manual: fields.text("manual")? == "1",
+                }
+            },
             born_ms: fields.int("its birth")?,
         };
-        let before = std::mem::replace(&mut *self.inner.spread.write(), spread);
         *self.inner.spread_read.lock() = clock::mono();
-        if before.born_ms != 0 && before.born_ms != spread.born_ms {
+        let mut known = self.inner.spread.write();
+        let before = known.born_ms;
+        // Answers may overtake each other; a namespace that was made anew begins to count anew.
+        if spread.epoch >= known.epoch || spread.born_ms != before {
+            *known = spread.clone();
+        }
+        let now = known.clone();
+        drop(known);
+        if before != 0 && before != spread.born_ms {
             // The codes of queues went with it; others will be given out.
             *self.inner.groups.write() = Groups::default();
             metric::handles().history_lost.add("emptied", 1);
             tracing::error!(
                 namespace = %self.namespace(),
-                before = %UnixMs(before.born_ms),
+                before = %UnixMs(before),
                 now = %UnixMs(spread.born_ms),
                 "redis has forgotten this namespace (FLUSHALL, or a server that came back without its file): all tasks \
                  that waited are gone; it was made anew, and what is submitted from now on runs"
             );
         }
-        Ok(spread)
+        Ok(now)
     }
 
     /// Reads the spread anew. A namespace that is gone is made again as it was.
@@ -160,7 +165,7 @@ impl Space {
 
     /// The spread as last read.
     pub fn spread(&self) -> Spread {
-        *self.inner.spread.read()
+        self.inner.spread.read().clone()
     }
 
     /// The store.

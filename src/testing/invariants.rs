@@ -67,7 +67,7 @@ impl Ledger {
 
     /// Reads what has happened since, and judges it. `Err` is what is wrong, with the task's history.
     pub async fn follow(&mut self, space: &Space) -> Result<Result<(), String>, StoreError> {
-        for number in 0..space.spread().buckets {
+        for number in 0..space.spread().peak {
             let Some(bucket) = Bucket::new(number) else { continue };
             loop {
                 let after = self.after.get(&number).map(String::as_str);
@@ -125,7 +125,7 @@ impl Ledger {
         for (id, life) in &self.lives {
             *expected.entry((id.bucket().number(), life.state)).or_default() += 1;
         }
-        for number in 0..space.spread().buckets {
+        for number in 0..space.spread().peak {
             let Some(bucket) = Bucket::new(number) else { continue };
             let counts = read::counts(space, bucket).await?;
             let of = |state| expected.get(&(number, state)).copied().unwrap_or(0);

@@ -205,7 +205,7 @@ impl Town {
     /// How often each task was granted and how often its outcome was accepted, by the events.
     async fn lives(&self) -> BTreeMap<TaskId, (u32, u32)> {
         let mut lives: BTreeMap<TaskId, (u32, u32)> = BTreeMap::new();
-        for number in 0..self.space.spread().buckets {
+        for number in 0..self.space.spread().peak {
             let (bucket, mut after) = (Bucket::new(number).unwrap(), None);
             loop {
                 let stretch = events::stretch(&self.space, bucket, None, after.as_deref()).await.unwrap();

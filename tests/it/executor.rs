@@ -67,7 +67,7 @@ impl Town {
 
     pub(crate) async fn count(&self, state: &str) -> i64 {
         let mut sum = 0;
-        for number in 0..self.space.spread().buckets {
+        for number in 0..self.space.spread().peak {
             sum += read::counts(&self.space, Bucket::new(number).unwrap()).await.unwrap().count(state);
         }
         sum

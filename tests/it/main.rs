@@ -1,11 +1,13 @@
 //! Tests against real servers that they start themselves: one binary, a file beside each file of `store/`, and the doors above it.
 
 mod acl;
+mod bucket;
 mod check;
 mod cli;
 mod connect;
 mod damage;
 mod dead;
+mod decider;
 mod digest;
 mod due;
 mod durability;
@@ -22,6 +24,7 @@ mod http;
 mod intake;
 mod journal;
 mod leap;
+mod limits;
 mod model;
 mod namespaces;
 mod pair;
@@ -33,6 +36,7 @@ mod read;
 mod routing;
 mod run;
 mod seal;
+mod shares;
 mod short;
 mod silence;
 mod timeouts;

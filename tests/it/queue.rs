@@ -153,7 +153,7 @@ async fn a_record_is_replaced_only_by_those_who_know_it() {
     assert_eq!(refused, PutAnswer::Changed { version: 1 });
     let table = queue::refresh(&other).await.unwrap();
     assert_eq!((table.epoch, table.of(&push)), (1, &first));
-    assert_eq!(queue::version_of(&other, &push), 1);
+    assert_eq!(queue::version_of(&other, "q:push"), 1);
     let done = queue::put_queue(&other, &push, 1, &second).await.unwrap();
     assert_eq!(done, PutAnswer::Done { epoch: 2, changed: true });
     assert_eq!(queue::refresh(&space).await.unwrap().of(&push), &second);

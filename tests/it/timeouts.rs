@@ -283,7 +283,7 @@ async fn the_command_line_and_the_settings_set_them() {
     std::fs::remove_file(&plan).unwrap();
     assert_eq!(code, Some(0), "{error}");
     let mut imported = Vec::new();
-    for number in 0..space.spread().buckets {
+    for number in 0..space.spread().peak {
         let all = events::stretch(&space, Bucket::new(number).unwrap(), None, None).await.unwrap();
         for event in all.events {
             let bytes = read::get(&space, event.id).await.unwrap().unwrap().spec.unwrap();

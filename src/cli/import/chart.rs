@@ -61,9 +61,14 @@ pub struct Bin {
 impl Timeline {
     /// Counts one task.
     pub fn add(&mut self, due: UnixMs) {
-        self.tasks += 1;
+        self.add_many(due, 1);
+    }
+
+    /// Counts tasks that are due at the same time.
+    pub fn add_many(&mut self, due: UnixMs, tasks: u64) {
+        self.tasks += tasks;
         self.ends = Some(self.ends.map_or((due, due), |(first, last)| (first.min(due), last.max(due))));
-        *self.counts.entry(due.0.div_euclid(STEPS[self.step])).or_default() += 1;
+        *self.counts.entry(due.0.div_euclid(STEPS[self.step])).or_default() += tasks;
         while self.counts.len() > COUNTERS_MAX && self.step + 1 < STEPS.len() {
             let ratio = STEPS[self.step + 1] / STEPS[self.step];
             self.step += 1;

@@ -6,19 +6,25 @@
 //! programs may change the same queue.
 
 mod delivery;
+mod downstream;
+mod limits;
+mod maintenance;
 mod owner;
 mod pause;
 mod table;
 mod tries;
 
 pub use delivery::{DownstreamName, Lease, Routing, Weights};
+pub use downstream::{DownstreamSettings, LimitOwner, Switches};
+pub use limits::{BreakerSettings, Forced, LimitSettings, Rate, retry_window};
+pub use maintenance::Maintenance;
 pub use owner::Owner;
 pub use pause::Pause;
-pub use table::QueueTable;
+pub use table::{Hold, QueueTable};
 pub use tries::{TimeoutDefaults, TryDefaults};
 
 use super::field::{FieldError, Reason};
-use crate::limits;
+use crate::limits as bounds;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -49,6 +55,12 @@ pub struct QueueSettings {
     /// How an executor is chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing: Option<Routing>,
+    /// How much of it may be handed out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<LimitSettings>,
+    /// Times at which it is held.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub maintenance: Vec<Maintenance>,
     /// Sections of other versions.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
@@ -63,7 +75,17 @@ impl QueueSettings {
         self.lease.iter().try_for_each(Lease::check)?;
         self.weights.iter().try_for_each(Weights::check)?;
         self.owner.iter().try_for_each(Owner::check)?;
-        self.routing.iter().try_for_each(Routing::check)
+        self.routing.iter().try_for_each(Routing::check)?;
+        self.limits.iter().try_for_each(LimitSettings::check)?;
+        if self.maintenance.len() > bounds::MAINTENANCE_MAX {
+            let detail = format!(
+                "{} windows; at most {} are allowed",
+                self.maintenance.len(),
+                bounds::MAINTENANCE_MAX
+            );
+            return Err(FieldError::new("maintenance", Reason::TooMany, detail));
+        }
+        Ok(())
     }
 
     /// Whether nothing is set.
@@ -109,9 +131,9 @@ impl QueueSettings {
 fn encode<T: Serialize>(record: &T) -> Result<String, FieldError> {
     let text = serde_json::to_string(record)
         .map_err(|error| FieldError::new("settings", Reason::InvalidType, error.to_string()))?;
-    if text.len() > limits::QUEUE_RECORD_MAX_BYTES {
+    if text.len() > bounds::QUEUE_RECORD_MAX_BYTES {
         let detail =
-            format!("have {} bytes; at most {} are allowed", text.len(), limits::QUEUE_RECORD_MAX_BYTES);
+            format!("have {} bytes; at most {} are allowed", text.len(), bounds::QUEUE_RECORD_MAX_BYTES);
         return Err(FieldError::new("settings", Reason::TooLong, detail));
     }
     Ok(text)

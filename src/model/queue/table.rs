@@ -1,7 +1,8 @@
 //! The settings of all queues of a namespace, as read at one moment.
 
 use super::super::lane::QueueName;
-use super::{Pause, QueueSettings};
+use super::super::slice::UnixMs;
+use super::{DownstreamName, DownstreamSettings, LimitOwner, LimitSettings, Pause, QueueSettings, Switches};
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
@@ -12,6 +13,22 @@ pub struct QueueTable {
     pub epoch: u64,
     /// Queues for which something is set.
     pub queues: BTreeMap<QueueName, Arc<QueueSettings>>,
+    /// Downstreams for which something is set.
+    pub downstreams: BTreeMap<DownstreamName, Arc<DownstreamSettings>>,
+    /// What is set for all.
+    pub switches: Switches,
+}
+
+/// What holds a whole queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold<'a> {
+    /// Someone paused it.
+    Paused(&'a Pause),
+    /// It is one of its times of maintenance.
+    Maintenance {
+        /// When that ends.
+        until: UnixMs,
+    },
 }
 
 impl QueueTable {
@@ -21,13 +38,30 @@ impl QueueTable {
         self.queues.get(queue).map_or(&*NOTHING, |settings| settings)
     }
 
-    /// Why a queue is paused, if it is.
-    pub fn pause_of(&self, queue: &QueueName) -> Option<&Pause> {
-        self.queues.get(queue)?.pause.as_ref()
+    /// What is set for a downstream; nothing where nothing is.
+    pub fn of_downstream(&self, name: &DownstreamName) -> &DownstreamSettings {
+        static NOTHING: LazyLock<DownstreamSettings> = LazyLock::new(DownstreamSettings::default);
+        self.downstreams.get(name).map_or(&*NOTHING, |settings| settings)
     }
 
-    /// The queues that are paused.
-    pub fn paused(&self) -> impl Iterator<Item = (&QueueName, &Pause)> {
-        self.queues.iter().filter_map(|(queue, settings)| Some((queue, settings.pause.as_ref()?)))
+    /// What holds a queue at `now`, if something does.
+    pub fn hold_of(&self, queue: &QueueName, now: UnixMs) -> Option<Hold<'_>> {
+        let settings = self.queues.get(queue)?;
+        if let Some(pause) = &settings.pause {
+            return Some(Hold::Paused(pause));
+        }
+        let until = settings.maintenance.iter().find_map(|window| window.until(now))?;
+        Some(Hold::Maintenance { until })
+    }
+
+    /// The limits that a queue's tasks keep to when they are claimed, with their owners.
+    pub fn limits_of<'a>(&'a self, queue: &QueueName) -> Vec<(LimitOwner, &'a LimitSettings)> {
+        let Some(settings) = self.queues.get(queue) else { return Vec::new() };
+        let own = settings.limits.as_ref().map(|limits| (LimitOwner::Queue(queue.clone()), limits));
+        let shared = settings.downstream.as_ref().and_then(|name| {
+            let settings = self.downstreams.get(name)?;
+            Some((LimitOwner::Downstream(name.clone()), &settings.limits))
+        });
+        own.into_iter().chain(shared).filter(|(_, limits)| !limits.is_empty()).collect()
     }
 }

@@ -6,11 +6,15 @@ use super::super::{StoreError, Subscription};
 use crate::clock;
 use crate::keys::Guard;
 use crate::limits;
-use crate::model::{QueueName, QueueSettings, QueueTable};
+use crate::model::queue::{DownstreamSettings, Switches};
+use crate::model::{DownstreamName, FieldError, QueueName, QueueSettings, QueueTable};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Name of the record of the whole namespace.
+const ALL: &str = "all";
 
 /// What a process knows of the settings of queues.
 #[derive(Debug, Default)]
@@ -43,8 +47,9 @@ fn guard(space: &Space) -> Guard {
     Guard::room(space.namespace(), "queues")
 }
 
-/// Writes one record in place of the version that is named (0: there is none); an empty text removes it.
-async fn put(space: &Space, name: &str, version: u64, record: &str) -> Result<PutAnswer, StoreError> {
+/// Writes one record (`q:<queue>`, `d:<downstream>`, `all`) in place of the version that is named (0: there is none);
+/// an empty text removes it.
+pub async fn put(space: &Space, name: &str, version: u64, record: &str) -> Result<PutAnswer, StoreError> {
     let mut args = space.args(5, 128 + record.len());
     // The table is read by itself afterwards, so that one place takes it in.
     args.bytes(b"").bytes(name.as_bytes()).number(version).bytes(record.as_bytes());
@@ -76,17 +81,18 @@ pub async fn put_queue(
     version: u64,
     settings: &QueueSettings,
 ) -> Result<PutAnswer, StoreError> {
-    let record = settings
-        .encode()
-        .map_err(|error| StoreError::Script { name: script::PUT.name, detail: error.to_string() })?;
+    let record = settings.encode().map_err(bad)?;
     put(space, &format!("q:{queue}"), version, &record).await
 }
 
-/// Version of what is set for a queue, as of the last [`refresh`]; 0 where nothing is.
-pub fn version_of(space: &Space, queue: &QueueName) -> u64 {
-    let name = format!("q:{queue}");
+fn bad(error: FieldError) -> StoreError {
+    StoreError::Script { name: script::PUT.name, detail: error.to_string() }
+}
+
+/// Version of a record (`q:<queue>`, `d:<downstream>`, `all`), as of the last [`refresh`]; 0 where there is none.
+pub fn version_of(space: &Space, name: &str) -> u64 {
     let versions = space.known_queues().versions.lock();
-    versions.binary_search_by(|(known, _)| known.as_str().cmp(&name)).map_or(0, |at| versions[at].1)
+    versions.binary_search_by(|(known, _)| known.as_str().cmp(name)).map_or(0, |at| versions[at].1)
 }
 
 /// What is set for queues, at most [`limits::QUEUE_SETTINGS_KEPT_MS`] old. Mostly it answers without a call.
@@ -157,9 +163,14 @@ pub async fn refresh(space: &Space) -> Result<Arc<QueueTable>, StoreError> {
     Ok(table)
 }
 
-fn take(table: &mut QueueTable, name: &str, text: &str) -> Result<(), crate::model::FieldError> {
+fn take(table: &mut QueueTable, name: &str, text: &str) -> Result<(), FieldError> {
     if let Some(queue) = name.strip_prefix("q:") {
         table.queues.insert(QueueName::new(queue)?, Arc::new(QueueSettings::decode(text)?));
+    } else if let Some(name) = name.strip_prefix("d:") {
+        let settings = DownstreamSettings::decode(text)?;
+        table.downstreams.insert(DownstreamName::new(name)?, Arc::new(settings));
+    } else if name == ALL {
+        table.switches = Switches::decode(text)?;
     }
     Ok(())
 }
