@@ -8,7 +8,7 @@
 //! | --- | --- | --- |
 //! | `meta` | HASH | layout version, clock last seen, closed mark, cursors; always there |
 //! | `never` | | never there: with `meta` it makes the server refuse half-moved slots |
-//! | `agenda` | ZSET | names of what becomes due, by minute: due sets, `t<minute>` timers, `k<hour>` keys to forget |
+//! | `agenda` | ZSET | names of what becomes due, by minute: due sets (one name for both sets of a minute), `t<minute>` timers, `k<hour>` keys to forget |
 //! | `due:<minute>[u][.<second>[.<part>]]` | ZSET | id + lane, by due ms; `u` holds P0 and P1 |
 //! | `ready:<lane>` | ZSET | ripe ids of a lane with a backlog, by due ms |
 //! | `ring:<priority>` | ZSET | lanes with a backlog, by turn |

@@ -31,8 +31,11 @@ pub const SINGLE_MAX_ROWS: usize = 250;
 pub const ACK_MAX_WEIGHT: usize = 500;
 /// Weight of an outcome that sets its task back or buries it: about 40 µs with a long error text.
 pub const ACK_FAILURE_WEIGHT: usize = 4;
-/// Most bytes in one submit or claim: keeps one call from holding Redis's network buffers.
+/// Most bytes in one submit: keeps one call from holding Redis's network buffers.
 pub const BATCH_MAX_BYTES: usize = 4 << 20;
+/// Most bytes of one claim, offer or take, unless it is a single task: what Lua answers costs 2.6 ms a MiB, and they shall
+/// take less than 10 ms. An inbox is taken by the average size of what lies in it, so a take is about as large.
+pub const CALL_MAX_BYTES: usize = 2 << 20;
 /// Most ids moved from due sets into lanes by one claim.
 pub const RIPEN_MAX_ROWS: usize = 2_000;
 /// Most due sets one claim looks into.
@@ -87,6 +90,11 @@ pub const HEARTBEAT_MS: i64 = 3_000;
 pub const LOST_AFTER_MS: i64 = 9_000;
 /// Longest sleep of a claim loop: the poll that backs up every wake-up.
 pub const POLL_MS: i64 = 1_000;
+/// Longest sleep of a claim loop whose bucket has nothing in hand, while its wake-ups are known to arrive.
+/// `lua/lib/calm.lua` plans with the same.
+pub const REST_MS: i64 = 30_000;
+/// How often it is made sure that wake-ups arrive. One that does not is made up for within twice this.
+pub const WAKES_PROVED_MS: u64 = 500;
 /// Rows at which waiting acks are sent at once.
 pub const ACK_ROWS: usize = 256;
 /// Shortest gathering of acks.
@@ -295,6 +303,7 @@ const _: () = assert!(BATCH_MAX_ROWS * 2 < 7_000, "a batch of pairs must fit Lua
 const _: () = assert!(ACK_MAX_WEIGHT <= BATCH_MAX_ROWS && SINGLE_MAX_ROWS <= BATCH_MAX_ROWS);
 const _: () = assert!(LOST_AFTER_MS >= 3 * HEARTBEAT_MS, "two lost heartbeats must not kill");
 const _: () = assert!(POLL_MS < LOCK_MS, "a sleeping pod must wake up before its permit ends");
+const _: () = assert!(CALL_MAX_BYTES <= BATCH_MAX_BYTES && PAYLOAD_MAX_BYTES + 4_096 <= CALL_MAX_BYTES);
 const _: () = assert!(PAYLOAD_MAX_BYTES + 4_096 <= BATCH_MAX_BYTES, "one full payload must fit in a batch");
 const _: () = assert!(IMPORT_ROW_MAX_BYTES >= 2 * PAYLOAD_MAX_BYTES, "a full payload may double by quoting");
 const _: () =

@@ -10,11 +10,11 @@
 --         may go, until when purses are good or "", groups that are counted (3 each), n, n × (kind, amount) purses: t amount,
 --         r amount less what runs, n, n × (group 3 + a digit for each tier 0 to 6: 1 if it pays, purse)
 -- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once,
---         clock of the last claim or 0, n × (head, spec)},
+--         clock of the last claim or 0, 1 if nothing runs, stands in a lane or is held, n × (head, spec)},
 --         and where there are purses or counted groups: n × (spent "," left behind ";") | n × (running "," ok "," failed ";")
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
--- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 40 due sets, 64 lanes a priority; reaps <= 250;
+-- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 80 due sets, 64 lanes a priority; reaps <= 250;
 --         looks through <= 2,000 ripe specs for frozen plans, brings back <= 500 tasks of thawed ones
 -- events  claimed, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom
@@ -23,7 +23,7 @@ local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
-local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig', 'skew')
+local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig', 'skew', 'kept')
 -- The clock of leases. The server's has gone back: it goes on from where it was, at half speed until that is made up for.
 local clock, skew_was = tonumber(meta[1] or 0), tonumber(meta[13] or 0)
 local skew, lnow = skew_was, now + skew_was
@@ -36,12 +36,13 @@ if lnow < clock then skew, lnow = clock - now, clock end
 lease_now = lnow
 
 -- The permit. The lock is economy, not safety: a claim is atomic whoever makes it.
+local ended = {}
+do
 local mine = call('HGET', lock, pod)
 local function live(v)
   local till = tonumber(sub(v, 17, 29))
   return till > now and till <= now + 2 * lock_ms
 end
-local ended = {}
 if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
   local all, holders, soonest = call('HGETALL', lock), 0, nil
   for i = 1, #all, 2 do
@@ -54,6 +55,7 @@ if not (mine and sub(mine, 1, 16) == permit and live(mine)) then
     end
   end
   if holders >= tonumber(ARGV[9]) then return { 'NOT_HOLDER', stamp, soonest } end
+end
 end
 local running = tonumber(call('HGET', counts, 'running') or 0)
 local plan_at = 29 + 3 * tonumber(ARGV[28])
@@ -87,9 +89,10 @@ local function permit_put(wake) call('HSET', lock, pod, permit .. format('%013.0
 
 -- A repeated call: what it was granted and still holds is answered again.
 need('string', 'last:' .. pod)
+do
 local last = call('GET', P .. 'last:' .. pod)
 if last and sub(last, 1, 16) == ARGV[4] then
-  local out = { 'OK', stamp, -1, 1, 0, 0, 0, clock }
+  local out = { 'OK', stamp, -1, 1, 0, 0, 0, clock, 0 }
   for i = 27, #last, 16 do
     local id = sub(last, i, i + 15)
     local r = call('HGET', run, id)
@@ -104,6 +107,7 @@ if last and sub(last, 1, 16) == ARGV[4] then
   end
   permit_put(0)
   return out
+end
 end
 
 local delta, rares = {}, {}
@@ -191,42 +195,44 @@ local function lapse(id, r)
     end
   end
 end
-local second = floor(lnow / 1000)
--- `leases` lists the seconds that have a string; the first may have been read in part.
-local strings = lnow < pause and {} or call('ZRANGE', leases, '-inf', second, 'BYSCORE', 'LIMIT', 0, 120)
-if running == 0 and #strings > 0 then
-  for i, s in ipairs(strings) do strings[i] = P .. 'lease:' .. s end
-  call('UNLINK', unpack(strings))
-  call('ZREMRANGEBYRANK', leases, 0, #strings - 1)
-else
-  local pieces = 0
-  for _, s in ipairs(strings) do
-    local name, from = 'lease:' .. s, meta[2] == s and tonumber(meta[3]) or 0
-    local len, offset = safely(need, 'string', name), from
-    while offset < len and reaped < REAP and pieces < PIECES do
-      local piece, ids = call('GETRANGE', P .. name, offset, offset + 16 * REAP - 1), {}
-      for i = 1, #piece, 16 do ids[#ids + 1] = sub(piece, i, i + 15) end
-      local found = call('HMGET', run, unpack(ids))
-      for i = 1, #ids do
-        if found[i] and run_deadline(found[i]) <= lnow then safely(lapse, ids[i], found[i]) end
+do
+  local second = floor(lnow / 1000)
+  -- `leases` lists the seconds that have a string; the first may have been read in part.
+  local strings = lnow < pause and {} or call('ZRANGE', leases, '-inf', second, 'BYSCORE', 'LIMIT', 0, 120)
+  if running == 0 and #strings > 0 then
+    for i, s in ipairs(strings) do strings[i] = P .. 'lease:' .. s end
+    call('UNLINK', unpack(strings))
+    call('ZREMRANGEBYRANK', leases, 0, #strings - 1)
+  else
+    local pieces = 0
+    for _, s in ipairs(strings) do
+      local name, from = 'lease:' .. s, meta[2] == s and tonumber(meta[3]) or 0
+      local len, offset = safely(need, 'string', name), from
+      while offset < len and reaped < REAP and pieces < PIECES do
+        local piece, ids = call('GETRANGE', P .. name, offset, offset + 16 * REAP - 1), {}
+        for i = 1, #piece, 16 do ids[#ids + 1] = sub(piece, i, i + 15) end
+        local found = call('HMGET', run, unpack(ids))
+        for i = 1, #ids do
+          if found[i] and run_deadline(found[i]) <= lnow then safely(lapse, ids[i], found[i]) end
+        end
+        offset, pieces = offset + #piece, pieces + 1
       end
-      offset, pieces = offset + #piece, pieces + 1
+      if offset < len then
+        if offset ~= from then call('HSET', KEYS[1], 'reap', s, 'reapoff', offset) end
+        break
+      end
+      call('UNLINK', P .. name)
+      call('ZREM', leases, s)
     end
-    if offset < len then
-      if offset ~= from then call('HSET', KEYS[1], 'reap', s, 'reapoff', offset) end
-      break
+  end
+  -- Once a second a piece of `run` itself, for leases that no string names.
+  if running > 0 and lnow >= pause and lnow - tonumber(meta[7] or 0) >= 1000 then
+    local piece = call('HSCAN', run, meta[8] or '0', 'COUNT', 50)
+    for i = 1, #piece[2], 2 do
+      if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then safely(lapse, piece[2][i], piece[2][i + 1]) end
     end
-    call('UNLINK', P .. name)
-    call('ZREM', leases, s)
+    call('HSET', KEYS[1], 'scanat', format('%013.0f', lnow), 'scan', piece[1])
   end
-end
--- Once a second a piece of `run` itself, for leases that no string names.
-if running > 0 and lnow >= pause and lnow - tonumber(meta[7] or 0) >= 1000 then
-  local piece = call('HSCAN', run, meta[8] or '0', 'COUNT', 50)
-  for i = 1, #piece[2], 2 do
-    if reaped < REAP and run_deadline(piece[2][i + 1]) <= lnow - 2000 then safely(lapse, piece[2][i], piece[2][i + 1]) end
-  end
-  call('HSET', KEYS[1], 'scanat', format('%013.0f', lnow), 'scan', piece[1])
 end
 end
 
@@ -237,6 +243,7 @@ for i = plan_at + 2, limits_at - 1 do
   frozen = frozen or {}
   frozen[ARGV[i]] = true
 end
+do
 local function come_back(plan, most)
   local key = P .. 'held:' .. plan
   need('zset', 'held:' .. plan)
@@ -261,6 +268,7 @@ if meta[11] and meta[12] ~= ARGV[plan_at] then
     cut = false
     call('HDEL', KEYS[1], 'held', 'heldsig')
   elseif not cut then call('HSET', KEYS[1], 'heldsig', ARGV[plan_at]) end
+end
 end
 
 -- 2. What the agenda says is due: due sets, timers, keys whose window ended.
@@ -332,8 +340,18 @@ for _, name in ipairs(names) do
     else
       call('HSET', KEYS[1], field, off + i - 1)
     end
-  elseif string.find(name, 'u', 1, true) then urgent[#urgent + 1] = name
-  else normal[#normal + 1] = name end
+  else
+    local some
+    for _, set in ipairs(due_sets(name)) do
+      -- What lapsed or was thawed just now may be the first in its set.
+      if safely(need, 'zset', 'due:' .. set) > 0 or ((reaped > 0 or meta[11]) and call('EXISTS', P .. 'due:' .. set) == 1) then
+        local kind_ = string.find(set, 'u', 1, true) and urgent or normal
+        kind_[#kind_ + 1] = set
+        some = true
+      end
+    end
+    if not some then call('ZREM', agenda, name) end
+  end
 end
 sets = urgent
 for _, name in ipairs(normal) do sets[#sets + 1] = name end
@@ -343,52 +361,57 @@ local till = now + tonumber(ARGV[27])
 if floor(till / 60000) > minute then
   for _, name in ipairs(call('ZRANGE', agenda, minute + 1, floor(till / 60000), 'BYSCORE', 'LIMIT', 0, NEW_SETS)) do
     local kind = sub(name, 1, 1)
-    if kind ~= 't' and kind ~= 'k' then sets[#sets + 1] = name end
+    for _, set in ipairs(kind ~= 't' and kind ~= 'k' and due_sets(name) or {}) do
+      if safely(need, 'zset', 'due:' .. set) > 0 then sets[#sets + 1] = set end
+    end
   end
 end
 
 -- 3. Old ids of finished tasks, old dead letters, old events: a few each visit.
+if now - tonumber(meta[14] or 0) >= KEEP then call('HSET', KEYS[1], 'kept', now13) end
 do
-local ten, olden = recent_ten(), {}
-for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
-  if tonumber(t) > ten - 90 and safely(need, 'string', 'recent:' .. t) <= 53770 then break end
-  olden[#olden + 1] = P .. 'recent:' .. t
-end
-if #olden > 0 then
-  call('UNLINK', unpack(olden))
-  call('ZREMRANGEBYRANK', P .. 'recents', 0, #olden - 1)
-end
-local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
-local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
-if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
-if #olds > 0 then safely(need_move) end
-for _, id in ipairs(olds) do
-  safely(need, 'hash', 'task:' .. shelf(id))
-  call('ZREM', P .. 'dead', id)
-  call('UNLINK', P .. 'dead:' .. id)
-  call('HDEL', P .. 'task:' .. shelf(id), id)
-  call('HDEL', P .. 'at', id)
-  count('dead', -1)
-  count('deleted', 1)
-  rares[#rares + 1] = rare(id, NO_GRANT, 'Z', 0, 'kept for its time')
-end
-local bytes_over = tonumber(meta[4] or 0) - tonumber(ARGV[15])
-if bytes_over > 0 then
-  safely(need, 'hash', 'cut')
-  local old, freed, till, moves, work = call('XRANGE', P .. 'events', '-', '+', 'COUNT', 64), 0, nil, {}, 0
-  for _, e in ipairs(old) do
-    local kind, r = e[2][2], e[2][6]
-    work = work + count_moves(kind, r, moves)
-    freed = freed + #r + 96
-    till = e[1]
-    if freed >= bytes_over or work > 8000 then break end
+do
+  local ten, olden = recent_ten(), {}
+  for _, t in ipairs(call('ZRANGE', P .. 'recents', '-inf', ten - 12, 'BYSCORE', 'LIMIT', 0, 100)) do
+    if tonumber(t) > ten - 90 and safely(need, 'string', 'recent:' .. t) <= 53770 then break end
+    olden[#olden + 1] = P .. 'recent:' .. t
   end
-  if till then
-    call('XTRIM', P .. 'events', 'MINID', till)
-    call('XDEL', P .. 'events', till)
-    call('HINCRBY', KEYS[1], 'evb', -freed)
-    call('HSET', KEYS[1], 'evtrim', till)
-    for letter, n in pairs(moves) do call('HINCRBY', P .. 'cut', letter, n) end
+  if #olden > 0 then
+    call('UNLINK', unpack(olden))
+    call('ZREMRANGEBYRANK', P .. 'recents', 0, #olden - 1)
+  end
+  local over = call('ZCARD', P .. 'dead') - tonumber(ARGV[17])
+  local olds = call('ZRANGE', P .. 'dead', '-inf', now - tonumber(ARGV[16]), 'BYSCORE', 'LIMIT', 0, 16)
+  if #olds == 0 and over > 0 then olds = call('ZRANGE', P .. 'dead', 0, over > 16 and 15 or over - 1) end
+  if #olds > 0 then safely(need_move) end
+  for _, id in ipairs(olds) do
+    safely(need, 'hash', 'task:' .. shelf(id))
+    call('ZREM', P .. 'dead', id)
+    call('UNLINK', P .. 'dead:' .. id)
+    call('HDEL', P .. 'task:' .. shelf(id), id)
+    call('HDEL', P .. 'at', id)
+    count('dead', -1)
+    count('deleted', 1)
+    rares[#rares + 1] = rare(id, NO_GRANT, 'Z', 0, 'kept for its time')
+  end
+  local bytes_over = tonumber(meta[4] or 0) - tonumber(ARGV[15])
+  if bytes_over > 0 then
+    safely(need, 'hash', 'cut')
+    local old, freed, till, moves, work = call('XRANGE', P .. 'events', '-', '+', 'COUNT', 64), 0, nil, {}, 0
+    for _, e in ipairs(old) do
+      local kind, r = e[2][2], e[2][6]
+      work = work + count_moves(kind, r, moves)
+      freed = freed + #r + 96
+      till = e[1]
+      if freed >= bytes_over or work > 8000 then break end
+    end
+    if till then
+      call('XTRIM', P .. 'events', 'MINID', till)
+      call('XDEL', P .. 'events', till)
+      call('HINCRBY', KEYS[1], 'evb', -freed)
+      call('HSET', KEYS[1], 'evtrim', till)
+      for letter, n in pairs(moves) do call('HINCRBY', P .. 'cut', letter, n) end
+    end
   end
 end
 end
@@ -396,10 +419,13 @@ end
 -- 4. Candidates: the ripe heads of the due sets, urgent ones first. Their times are asked for only where
 -- they are needed, to ripen: a score costs the server more than a member.
 local ready = tonumber(call('HGET', counts, 'ready') or 0)
+local ready_before = ready
 local pool, taken, truncated, lanes, order, bound
 local function look(timed, until_ms)
+  -- Without times it only looks whether all may go straight through: twice as far as that can be.
+  local most = (timed or limit >= RIPEN / 2) and RIPEN or (limit > RIPEN / 8 and 2 * limit or RIPEN / 4)
   -- Whatever waits already: what is due later must not wait behind it until all of it has had its turn.
-  local budget, left = RIPEN, #sets
+  local budget, left = most, #sets
   if limit == 0 then budget = 0 end
   pool, taken, truncated, lanes, order, bound = {}, {}, false, {}, {}, {}
   local step = timed and 2 or 1
@@ -407,7 +433,6 @@ local function look(timed, until_ms)
     local cap = math.ceil(budget / left)
     left = left - 1
     if cap > 0 then
-      safely(need, 'zset', 'due:' .. name)
       local key, got = P .. 'due:' .. name, nil
       if timed then got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
       else got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', 0, cap) end
@@ -417,15 +442,17 @@ local function look(timed, until_ms)
       if cut then truncated = true end
       if n > 0 then
         taken[#taken + 1] = { name = name, n = n }
-        local last_due = cut and timed and tonumber(got[2 * n])
+        local last_due, lane, l = cut and timed and tonumber(got[2 * n]), nil, nil
         for i = 1, #got, step do
           local member = got[i]
-          local lane = sub(member, 17, 20)
-          local l = lanes[lane]
-          if not l then
-            l = { lane = lane, group = sub(lane, 1, 3), level = level(lane), n = 0 }
-            lanes[lane] = l
-            order[#order + 1] = l
+          local code = sub(member, 17, 20)
+          if code ~= lane then
+            lane, l = code, lanes[code]
+            if not l then
+              l = { lane = lane, group = sub(lane, 1, 3), level = level(lane), n = 0 }
+              lanes[lane] = l
+              order[#order + 1] = l
+            end
           end
           local k = l.n + 1
           l.n = k
@@ -435,8 +462,6 @@ local function look(timed, until_ms)
           end
         end
         pool[#pool + 1] = got
-      elseif call('EXISTS', key) == 0 then
-        call('ZREM', agenda, name)
       end
     end
   end
@@ -554,8 +579,7 @@ end
 local function all_go(until_ms)
   look(false, until_ms)
   purses_back()
-  if truncated then return false end
-  local total, low = 0, 0
+  local total, low, fits = 0, 0, not truncated
   local left_any, left_normal = {}, {}
   for _, l in ipairs(order) do
     local _, q = quota(l)
@@ -566,16 +590,17 @@ local function all_go(until_ms)
       low = low + l.n
       local b = (left_normal[l.group] or q[2]) - l.n
       left_normal[l.group] = b
-      if b < 0 then return false end
+      if b < 0 then fits = false end
     end
-    if a < 0 or (no_retries and tier(l.lane) > 0) then return false end
+    if a < 0 or (no_retries and tier(l.lane) > 0) then fits = false end
     for _, purse in ipairs(paying(l) or {}) do
       purse.n = purse.n - l.n
       purse.spent = purse.spent + l.n
-      if purse.n < 0 then return false end
+      if purse.n < 0 then fits = false end
     end
   end
-  return total <= limit and low <= normal_limit
+  fits = fits and total <= limit and low <= normal_limit
+  return fits
 end
 straight = straight and ((till > now and all_go(till)) or all_go(now))
 if straight then
@@ -605,7 +630,7 @@ else
   end
   for _, t in ipairs(taken) do
     call('ZREMRANGEBYRANK', P .. 'due:' .. t.name, 0, t.n - 1)
-    if call('EXISTS', P .. 'due:' .. t.name) == 0 then call('ZREM', agenda, t.name) end
+    if call('EXISTS', P .. 'due:' .. t.name) == 0 then unlist(t.name) end
   end
   taken = {}
   -- Lanes that stood aside come back when the set of zero quotas has changed.
@@ -779,13 +804,17 @@ end
 
 -- 6. Specs, by home hour. What has none is damage: dropped, counted, never granted.
 local n = chosen_n
-local out = { 'OK', stamp, -1, 0, reaped, leap, 0, clock }
+local out = { 'OK', stamp, -1, 0, reaped, leap, 0, clock, 0 }
 if n > 0 then
-  local ids, specs, first, same = {}, nil, shelf(chosen[1]), true
+  local ids, specs, first, same, minute_ = {}, nil, shelf(chosen[1]), true, sub(chosen[1], 1, 5)
   for i = 1, n do
-    local id = sub(chosen[i], 1, 16)
-    ids[i] = id
-    if shelf(id) ~= first then same = false end
+    local member = chosen[i]
+    ids[i] = sub(member, 1, 16)
+    local p = sub(member, 1, 5)
+    if p ~= minute_ then
+      minute_ = p
+      if shelf(member) ~= first then same = false end
+    end
   end
   if same then
     safely(need, 'hash', 'task:' .. first)
@@ -865,7 +894,7 @@ if n > 0 then
         if counted[group] then runs[group] = (runs[group] or 0) + 1 end
       end
       hset[2 * g - 1], hset[2 * g] = id, r
-      out[2 * g + 7], out[2 * g + 8] = head, spec
+      out[2 * g + 8], out[2 * g + 9] = head, spec
     end
   end
   if g > 0 then
@@ -889,28 +918,37 @@ if n > 0 then
   end
   for _, t in ipairs(taken) do
     call('ZREMRANGEBYRANK', P .. 'due:' .. t.name, 0, t.n - 1)
-    if call('EXISTS', P .. 'due:' .. t.name) == 0 then call('ZREM', agenda, t.name) end
+    if call('EXISTS', P .. 'due:' .. t.name) == 0 then unlist(t.name) end
   end
 end
 flush()
 
 -- 7. When to come again: at once while something ripe is left, else at the next due time.
+do
 local next_due = -1
 if backlog == 0 and not truncated then
   for _, name in ipairs(call('ZRANGE', agenda, 0, 7)) do
-    local kind, head = sub(name, 1, 1), nil
-    -- One of another type is met when it is due.
-    if kind == 't' then head = redis.pcall('ZRANGE', P .. 'timer:' .. sub(name, 2), 0, 0, 'WITHSCORES')
-    elseif kind ~= 'k' then head = redis.pcall('ZRANGE', P .. 'due:' .. name, 0, 0, 'WITHSCORES') end
-    local due = head and head[2] and tonumber(head[2])
-    if due and (next_due < 0 or due < next_due) then next_due = due end
+    local kind = sub(name, 1, 1)
+    local keys = kind == 't' and { 'timer:' .. sub(name, 2) } or {}
+    if kind ~= 't' and kind ~= 'k' then
+      for i, set in ipairs(due_sets(name)) do keys[i] = 'due:' .. set end
+    end
+    for _, key in ipairs(keys) do
+      -- One of another type is met when it is due.
+      local head = redis.pcall('ZRANGE', P .. key, 0, 0, 'WITHSCORES')
+      local due = head[2] and tonumber(head[2])
+      if due and (next_due < 0 or due < next_due) then next_due = due end
+    end
   end
 end
 out[3] = next_due
 out[4] = truncated and backlog + 1 or backlog
 out[7] = again and 1 or 0
-local poll = now + lock_ms
+local rests = running + (delta.running or 0) <= 0 and ready_before + (delta.ready or 0) <= 0 and not meta[11] and aside == 0
+out[9] = rests and 1 or 0
+local poll = now + (rests and REST or lock_ms)
 permit_put((backlog > 0 or truncated or again) and 0 or (next_due >= 0 and next_due < poll and next_due or poll))
+end
 if rules then
   local said = {}
   for _, purse in ipairs(purses) do said[#said + 1] = format('%.0f,%.0f;', purse.spent, purse.denied) end

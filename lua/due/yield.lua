@@ -11,6 +11,8 @@ local mine = call('HGET', lock, ARGV[2])
 if mine and sub(mine, 1, 16) == ARGV[3] then
   call('HDEL', lock, ARGV[2])
   call('DEL', P .. 'last:' .. ARGV[2])
+  -- Another pod may have gone to rest on this bucket before.
+  call('SPUBLISH', P .. 'wake', '0')
   held = 1
   -- Whoever was kept out may come at once.
   call('SPUBLISH', P .. 'wake', now13)

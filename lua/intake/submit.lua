@@ -162,11 +162,11 @@ for _, plan in ipairs(plans) do
     local base = P .. 'due:' .. g.base
     if plan.due then call('ZADD', base, unpack(plan.due))
     else call('ZADD', base, unpack(ARGV, g.due, g.due + 2 * n - 1)) end
-    if needed['due:' .. g.base] == 0 then call('ZADD', agenda, g.minute, g.base) end
+    if needed['due:' .. g.base] == 0 then call('ZADD', agenda, g.minute, listed(g.base)) end
   else
     for _, name in ipairs(plan.order) do
       call('ZADD', P .. 'due:' .. name, unpack(plan.sets[name]))
-      call('ZADD', agenda, g.minute, name)
+      call('ZADD', agenda, g.minute, listed(name))
     end
   end
 end
@@ -192,6 +192,6 @@ call('HINCRBY', counts, 'submitted', created)
 call('HINCRBY', counts, 'pending', created)
 if not meta[3] then call('HSET', KEYS[1], 'v', '1') end
 if tonumber(ARGV[5]) > tonumber(meta[2] or 0) then call('HSET', KEYS[1], 'maxspec', ARGV[5]) end
-emit('s', '', table.concat(records))
+emit('s', '', records[2] and table.concat(records) or records[1])
 wake(tonumber(ARGV[4]))
 return answers

@@ -29,10 +29,15 @@ local function need_place(id, due, lane, spec)
   local second = due_second(base, due)
   need_all('zset', 'due:' .. base, 'due:' .. second, 'due:' .. due_fine(second, id), 'ready:' .. lane, 'ring:' .. level(lane))
 end
+-- Takes a set that is gone off the agenda, unless its name still stands for another.
+local function unlist(name)
+  local both = listed(name)
+  if call('EXISTS', P .. 'due:' .. both, P .. 'due:' .. both .. 'u') == 0 then call('ZREM', P .. 'agenda', both) end
+end
 local function due_put(id, due, lane)
   local name = due_name(id, due, lane)
   call('ZADD', P .. 'due:' .. name, due, id .. lane)
-  call('ZADD', P .. 'agenda', floor(due / 60000), name)
+  call('ZADD', P .. 'agenda', floor(due / 60000), listed(name))
 end
 local function lane_put(id, due, lane)
   local key = P .. 'ready:' .. lane
@@ -46,7 +51,7 @@ local function unplace(id, due, lane, spec)
   for _, name in ipairs({ base, second, due_fine(second, id) }) do
     local key = P .. 'due:' .. name
     if call('ZREM', key, id .. lane) == 1 then
-      if call('EXISTS', key) == 0 then call('ZREM', P .. 'agenda', name) end
+      if call('EXISTS', key) == 0 then unlist(name) end
       return 'due:' .. name
     end
   end

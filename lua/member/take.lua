@@ -4,19 +4,25 @@
 -- args    1 now_ms or ""  2 free normal slots  3 free slots for urgent ones only  4 in hand (popped, not finished)
 --         5 capacity, 0 to leave  6 alive for ms  7 slots for urgent ones only
 -- gives   OK {stamp, more waiting, n hungry pods, pods, urgent offers, other offers}: the last two are lists
--- bound   offers <= batch_max_rows
+-- bound   offers <= batch_max_rows, and as many as have 2 MiB by their average size
 -- events  none
 -- memory  allow-oom
 local most, most_urgent, hand, cap = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local before = tonumber(call('HGET', SLOTS, 'bytes') or 0)
+if before > 2097152 then
+  local few = floor((call('LLEN', P .. 'inbox') + call('LLEN', P .. 'urgent')) * 2097152 / before)
+  if few < 1 then few = 1 end
+  if most > few then most = few end
+  if most_urgent > few - most then most_urgent = few - most end
+end
 local function pop(key, n) return n > 0 and call('LPOP', key, n) or {} end
 -- Urgent offers may use every slot, the others only normal ones.
 local urgent = pop(P .. 'urgent', most + most_urgent)
 local normal = pop(P .. 'inbox', #urgent > most_urgent and most - (#urgent - most_urgent) or most)
-local before = call('HGET', SLOTS, 'bytes')
 local waiting = call('LLEN', P .. 'inbox') + call('LLEN', P .. 'urgent')
 local left = 0
 if waiting > 0 then
-  left = tonumber(before or 0)
+  left = before
   for _, o in ipairs(urgent) do left = left - #o end
   for _, o in ipairs(normal) do left = left - #o end
 end

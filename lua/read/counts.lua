@@ -27,8 +27,10 @@ local first = ''
 for _, name in ipairs(call('ZRANGE', P .. 'agenda', 0, 7)) do
   local kind = sub(name, 1, 1)
   if kind ~= 't' and kind ~= 'k' then
-    local head = call('ZRANGE', P .. 'due:' .. name, 0, 0, 'WITHSCORES')
-    if head[2] and (first == '' or tonumber(head[2]) < tonumber(first)) then first = head[2] end
+    for _, set in ipairs(due_sets(name)) do
+      local head = call('ZRANGE', P .. 'due:' .. set, 0, 0, 'WITHSCORES')
+      if head[2] and (first == '' or tonumber(head[2]) < tonumber(first)) then first = head[2] end
+    end
   end
 end
 local stands = call('SMEMBERS', P .. 'parked')

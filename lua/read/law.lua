@@ -12,7 +12,9 @@ local rank, due, ready, held, running, dead = tonumber(ARGV[2]), 0, 0, 0, 0, 0
 local names = call('ZRANGE', P .. 'agenda', rank, rank + PIECE - 1)
 for _, name in ipairs(names) do
   local kind = sub(name, 1, 1)
-  if kind ~= 't' and kind ~= 'k' then due = due + call('ZCARD', P .. 'due:' .. name) end
+  if kind ~= 't' and kind ~= 'k' then
+    for _, set in ipairs(due_sets(name)) do due = due + call('ZCARD', P .. 'due:' .. set) end
+  end
 end
 local next_rank = #names == PIECE and rank + PIECE or -1
 if rank == 0 then

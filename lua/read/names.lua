@@ -14,24 +14,24 @@ end
 local out = { 'OK', stamp }
 for i = 2, #ARGV do
   local name = ARGV[i]
-  local kind, rest, listed = string.match(name, '^(%a+):(.*)$')
+  local kind, rest, entry = string.match(name, '^(%a+):(.*)$')
   local t = call('TYPE', P .. name).ok
   local size = SIZE[t] and call(SIZE[t], P .. name) or 0
-  if kind == 'due' then listed = lists('agenda', rest)
-  elseif kind == 'timer' then listed = lists('agenda', 't' .. rest)
-  elseif kind == 'keyend' then listed = lists('agenda', 'k' .. rest)
-  elseif kind == 'recent' then listed = lists('recents', rest)
-  elseif kind == 'held' then listed = lists('helds', rest)
-  elseif kind == 'lease' then listed = lists('leases', rest)
-  elseif kind == 'dead' then listed = lists('dead', rest)
+  if kind == 'due' then entry = lists('agenda', listed(rest))
+  elseif kind == 'timer' then entry = lists('agenda', 't' .. rest)
+  elseif kind == 'keyend' then entry = lists('agenda', 'k' .. rest)
+  elseif kind == 'recent' then entry = lists('recents', rest)
+  elseif kind == 'held' then entry = lists('helds', rest)
+  elseif kind == 'lease' then entry = lists('leases', rest)
+  elseif kind == 'dead' then entry = lists('dead', rest)
   elseif kind == 'ready' and #rest == 4 and string.find(rest, '^[%w_%-]+$') then
-    listed = lists('ring:' .. level(rest), rest)
-    if listed == 0 then
+    entry = lists('ring:' .. level(rest), rest)
+    if entry == 0 then
       local v = redis.pcall('SISMEMBER', P .. 'parked', rest)
-      listed = v ~= 0 and 1 or 0
+      entry = v ~= 0 and 1 or 0
     end
-  else listed = 1 end
+  else entry = 1 end
   local n = #out
-  out[n + 1], out[n + 2], out[n + 3] = t, size, t == 'none' and 1 or listed
+  out[n + 1], out[n + 2], out[n + 3] = t, size, t == 'none' and 1 or entry
 end
 return out

@@ -39,18 +39,23 @@ local function plain()
   if args[6] ~= '1' then return end
   local i, keyed, k, counted = 0, {}, 0, nil
   for a = runs_at + 1, bins_at, 3 do
-    local grant = args[a + 1]
+    local grant, before, with_key, group = args[a + 1], nil, nil, nil
     for _ = 1, tonumber(args[a + 2]) do
       i = i + 1
       local r = found[i]
-      local kind = r and sub(r, 2, 3)
-      if not r or sub(r, 17, 34) ~= grant or sub(kind, 1, 1) ~= '-' then return end
-      if kind == '-8' or kind == '-9' then
-        local group = sub(r, 37, 39)
+      -- Tasks of one claim and lane have the same record.
+      if r ~= before or not r then
+        local kind = r and sub(r, 2, 3)
+        if not r or sub(r, 17, 34) ~= grant or sub(kind, 1, 1) ~= '-' then return end
+        local bits = byte(kind, 2) - 48
+        if bits ~= 0 and bits ~= 1 and bits ~= 8 and bits ~= 9 then return end
+        before, with_key, group = r, bits % 2 == 1, bits >= 8 and sub(r, 37, 39)
+      end
+      if group then
         counted = counted or {}
         counted[group] = (counted[group] or 0) + 1
-      elseif kind ~= '-0' and kind ~= '-1' then return end
-      if kind == '-1' or kind == '-9' then
+      end
+      if with_key then
         k = k + 1
         keyed[k] = args[ids_at + i]
       end

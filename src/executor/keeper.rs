@@ -20,6 +20,9 @@ use tokio_util::sync::CancellationToken;
 const ROUND: Duration = Duration::from_millis(50);
 /// A heartbeat that failed is tried again this much later.
 const BEAT_AGAIN: Duration = Duration::from_millis(500);
+/// How soon a queue's first run times are told, outside of the usual beat: until pods know them, they take each of
+/// its tasks for a long one, and send it alone.
+const NEWS_EVERY: Duration = Duration::from_millis(250);
 /// Most queues whose average run time is reported; a record stays below 64 KiB.
 const AVERAGES_MAX: usize = 256;
 
@@ -120,10 +123,19 @@ pub(super) async fn beat<L: Link>(
     let mut watch = BusyWatch::default();
     let mut failures = 0u32;
     let mut pause = every;
+    let mut told = 0;
     loop {
-        tokio::select! {
-            () = done.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
+        let until = tokio::time::Instant::now() + pause;
+        loop {
+            let look = until.min(tokio::time::Instant::now() + NEWS_EVERY);
+            tokio::select! {
+                () = done.cancelled() => return,
+                () = tokio::time::sleep_until(look) => {}
+            }
+            let known = (identity.queues)().len().min(AVERAGES_MAX);
+            if look == until || (failures == 0 && known > told) {
+                break;
+            }
         }
         let record = record(&core, &identity);
         super::observe::slots(size.slots + size.urgent_slots, record.busy);
@@ -136,6 +148,7 @@ pub(super) async fn beat<L: Link>(
         }
         pause = match core.link.beat(&record).await {
             Ok(_) => {
+                told = record.averages.len();
                 if failures > 0 {
                     tracing::info!(failures, "heartbeats are heard again");
                 }

@@ -11,7 +11,7 @@ use crate::clock;
 use crate::limits;
 use crate::metric;
 use crate::model::route::record::{Decision, SEATS_RECORDED_MAX, Sample};
-use crate::model::route::{Policy, Seat, Work};
+use crate::model::route::{Policy, Seat, Together, Work};
 use crate::model::{Bucket, Grant, PlanName, Spec, TaskId, UnixMs, spec};
 use crate::store::due::{Granted, Quota, hand_back};
 use crate::store::member::{self, Offer, OfferAnswer, RESERVATION_MS};
@@ -35,6 +35,8 @@ const WAIT_MAX: Duration = Duration::from_millis(2_000);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// News of an executor's room of this age is no longer trusted: reservations last as long.
 const FRESH_FOR: Duration = Duration::from_millis(RESERVATION_MS as u64);
+/// How long offers wait for other claims of this pod that are under way, while it is busy.
+const GATHER_MAX: Duration = Duration::from_millis(1);
 /// Tasks that have lain in an inbox for this long are noted there, for those who ask where they are.
 const NOTE_AFTER: Duration = Duration::from_millis(250);
 /// Offers remembered until then; beyond it the oldest go without a note.
@@ -175,9 +177,14 @@ struct Inner {
     waiting: VecDeque<Parcel>,
     /// Room that claims under way have put aside.
     held: u32,
+    /// Claims under way.
+    claiming: u32,
+    /// Offers wait for the other claims under way; a timer stands behind them.
+    gathering: bool,
     /// A claim got nothing because others had put all room aside.
     starved: bool,
     decisions: Sample,
+    together: Together,
     buckets: Vec<u16>,
     /// Offers accepted lately, oldest first.
     offered: VecDeque<(Instant, TaskId, Grant, Arc<str>)>,
@@ -252,8 +259,11 @@ impl Inner {
             chance: fastrand::u64(..),
         };
         let chosen = table.choose(&work);
+        let place = chosen.map(|chosen| self.together.settle(class.0, table, &work, chosen));
         let serving = &view.classes[class.0];
-        if serving.len() <= SEATS_RECORDED_MAX
+        // Whoever follows another is no decision.
+        if place == chosen
+            && serving.len() <= SEATS_RECORDED_MAX
             && let Some((number, at)) = self.decisions.place(fastrand::u64(..))
         {
             let executors: Vec<String> =
@@ -271,7 +281,7 @@ impl Inner {
             };
             self.decisions.keep(at, decision);
         }
-        let Some(place) = chosen else { return Some(parcel) };
+        let Some(place) = place else { return Some(parcel) };
         let seat = table.give(place, parcel.cost_ms);
         let at = serving[place];
         self.outboxes[at].put(&seat, parcel);
@@ -282,7 +292,7 @@ impl Inner {
 
 /// Room that a claim may use; given back when dropped.
 pub(crate) struct Hold<'a> {
-    dispatcher: &'a Dispatcher,
+    shared: &'a Arc<Shared>,
     pub any: u32,
     pub normal: u32,
     pub default_quota: Quota,
@@ -295,12 +305,18 @@ pub(crate) struct Hold<'a> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        let mut inner = self.dispatcher.inner.lock();
+        let dispatcher = &self.shared.dispatcher;
+        let mut inner = dispatcher.inner.lock();
         inner.held = inner.held.saturating_sub(self.any);
+        inner.claiming = inner.claiming.saturating_sub(1);
+        let all_here = inner.claiming == 0 && inner.gathering;
         let starved = std::mem::take(&mut inner.starved);
         drop(inner);
+        if all_here {
+            dispatcher.flush(self.shared);
+        }
         if starved {
-            self.dispatcher.tell_room();
+            dispatcher.tell_room();
         }
     }
 }
@@ -449,7 +465,7 @@ impl Dispatcher {
     }
 
     /// Puts room aside for one claim, and says how much of each queue may come.
-    pub fn hold(&self, most: u32) -> Hold<'_> {
+    pub fn hold<'a>(&self, shared: &'a Arc<Shared>, most: u32) -> Hold<'a> {
         let mut inner = self.inner.lock();
         let (mut credit, mut spare) = (0, 0);
         let counted = |outbox: &&Outbox| inner.view.exclusive_in_use || !outbox.exclusive;
@@ -462,9 +478,10 @@ impl Dispatcher {
         // Half of what is free, rounded up: loops that claim at the same time find some as well.
         let normal = free.div_ceil(2).min(most);
         let any = (normal + spare).min(most);
+        inner.claiming += 1;
         if self.draining.load(Ordering::Relaxed) {
             return Hold {
-                dispatcher: self,
+                shared,
                 any: 0,
                 normal: 0,
                 default_quota: Quota::Closed,
@@ -480,7 +497,7 @@ impl Dispatcher {
         let ahead_ms = inner.view.ahead_ms;
         let frozen_plans = Arc::clone(&inner.view.frozen_plans);
         let own_weights = inner.view.own_weights.clone();
-        Hold { dispatcher: self, any, normal, default_quota, quotas, own_weights, ahead_ms, frozen_plans }
+        Hold { shared, any, normal, default_quota, quotas, own_weights, ahead_ms, frozen_plans }
     }
 
     /// Routes claimed tasks and starts to send them.
@@ -511,6 +528,10 @@ impl Dispatcher {
         let mut stranded: Vec<Parcel> = Vec::new();
         let mut inner = self.inner.lock();
         let view = Arc::clone(&inner.view);
+        // A calm pod's offers leave at once: to follow the one before would only mean to wait for its executor.
+        if shared.pace.gather().is_zero() {
+            inner.together.part();
+        }
         for mut parcel in parcels {
             if view.serving(parcel.group).is_none_or(<[usize]>::is_empty) || parcel.is_frozen(&view) {
                 stranded.push(parcel);
@@ -522,6 +543,29 @@ impl Dispatcher {
             let waits = inner.assign(&view, parcel);
             inner.waiting.extend(waits);
         }
+        // Other claims of this moment may bring more for the same executors.
+        let gather = inner.claiming > 1 && !shared.pace.gather().is_zero();
+        let first = gather && !std::mem::replace(&mut inner.gathering, true);
+        drop(inner);
+        if first {
+            let shared = Arc::clone(shared);
+            tokio::spawn(async move {
+                tokio::time::sleep(GATHER_MAX).await;
+                shared.dispatcher.flush(&shared);
+            });
+        } else if !gather {
+            self.flush(shared);
+        }
+        if !stranded.is_empty() {
+            let shared = Arc::clone(shared);
+            tokio::spawn(async move { shared.dispatcher.strand(stranded).await });
+        }
+    }
+
+    /// Starts to send what is queued.
+    fn flush(&self, shared: &Arc<Shared>) {
+        let mut inner = self.inner.lock();
+        inner.gathering = false;
         let ready: Vec<Arc<str>> = inner
             .outboxes
             .iter_mut()
@@ -535,10 +579,6 @@ impl Dispatcher {
         for executor in ready {
             let shared = Arc::clone(shared);
             tokio::spawn(async move { shared.dispatcher.send(&shared, &executor).await });
-        }
-        if !stranded.is_empty() {
-            let shared = Arc::clone(shared);
-            tokio::spawn(async move { shared.dispatcher.strand(stranded).await });
         }
     }
 
@@ -589,7 +629,7 @@ impl Dispatcher {
             let mut out = Vec::new();
             while out.len() < room {
                 let Some(head) = queue.front() else { break };
-                if bytes > 0 && bytes + head.offer.len() > limits::BATCH_MAX_BYTES {
+                if bytes > 0 && bytes + head.offer.len() > limits::CALL_MAX_BYTES {
                     break;
                 }
                 bytes += head.offer.len();

@@ -39,7 +39,6 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
             ..Claim::new(&shared.settings.id, due::random_16())
         },
         seen: None,
-        claimed_at: None,
         room_seen: 0,
         opened: shared.dispatcher.opened(),
         wants_room: false,
@@ -70,8 +69,10 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
 enum Next {
     /// At once: something ripe is left.
     Now,
-    /// When Redis's clock shows this time, or at a wake-up.
+    /// When Redis's clock shows this time, or at a wake-up, or after the poll.
     At(UnixMs),
+    /// The same without the poll, for as long as wake-ups are known to arrive: nothing runs here.
+    Rest(UnixMs),
     /// When an executor has room, or after the poll.
     Room,
     /// After a while, wake-ups or not.
@@ -89,7 +90,6 @@ struct Loop {
     limited: Arc<Notify>,
     /// Redis's time as last seen, and when.
     seen: Option<(UnixMs, Instant)>,
-    claimed_at: Option<Instant>,
     /// How often room had become free when the last claim was made.
     room_seen: u64,
     /// Changes when a queue is served that was not.
@@ -111,7 +111,7 @@ impl Loop {
         self.opened.mark_unchanged();
         // Kept until what the claim brings is routed.
         let most = self.expected.min(shared.settings.claim_rows);
-        let mut hold = shared.dispatcher.hold(most);
+        let mut hold = shared.dispatcher.hold(&shared, most);
         self.claim.limit = hold.any;
         self.claim.normal_limit = hold.normal;
         self.claim.default_quota = hold.default_quota;
@@ -156,7 +156,6 @@ impl Loop {
         }
         let metrics = metric::handles();
         metrics.claim_duration.record(start.elapsed().as_secs_f64());
-        self.claimed_at = Some(start);
         let tasks = match &answer {
             Ok(ClaimAnswer::Held(claimed)) => claimed.tasks.len(),
             _ => 0,
@@ -246,14 +245,17 @@ impl Loop {
         if claimed.backlog > 0 {
             return if limit > 0 && count > 0 { Next::Now } else { Next::Room };
         }
+        let rest = claimed.now.plus(limits::REST_MS.max(self.shared.settings.poll_ms));
         match claimed.next_due {
             // Ripe, and yet not granted: the quotas or the room forbade it.
             Some(due) if due <= claimed.now && (limit == 0 || starved) => Next::Room,
             Some(due) if due <= claimed.now && count == 0 => Next::After(Duration::from_millis(1)),
             Some(due) => {
                 let more = !starved && limit < self.shared.settings.claim_rows;
-                Next::At(self.look.wake(claimed.now, due, self.claim.ahead_ms, more))
+                let wake = self.look.wake(claimed.now, due, self.claim.ahead_ms, more);
+                if claimed.rests { Next::Rest(wake.min(rest)) } else { Next::At(wake) }
             }
+            None if claimed.rests => Next::Rest(rest),
             None => Next::At(claimed.now.plus(self.shared.settings.poll_ms)),
         }
     }
@@ -326,15 +328,24 @@ impl Loop {
                     wake = self.wakes.recv() => wake.is_some(),
                 };
             }
-            Next::At(mut due) => {
-                let polled = clock::mono() + poll;
+            Next::At(mut due) | Next::Rest(mut due) => {
+                let (rests, proof) = (matches!(next, Next::Rest(_)), self.wakes.watch());
+                let mut polled = clock::mono() + poll;
                 loop {
                     let wait = self.shared.space.clock().until_ms(due.0);
                     let left = polled.saturating_duration_since(clock::mono());
                     let source = if wait >= left { "poll" } else { "due" };
                     tokio::select! {
                         () = stop.cancelled() => return false,
-                        () = tokio::time::sleep(wait.min(left)) => metrics.wakeups.add(source, 1),
+                        () = tokio::time::sleep(wait.min(left)) => {
+                            if rests && wait > left && proof.proved() {
+                                // Redis answered on the very connection that would wake this loop.
+                                self.shared.ready.worked(clock::mono());
+                                polled = clock::mono() + poll;
+                                continue;
+                            }
+                            metrics.wakeups.add(source, 1);
+                        }
                         wake = self.wakes.recv() => {
                             let Some(wake) = wake else { return false };
                             metrics.wakeups.add("publish", 1);
@@ -370,15 +381,9 @@ impl Loop {
                 self.meter.starved(start);
             }
         }
-        // A busy pod lets a few tasks gather for one call.
-        let gather = self.shared.pace.gather();
-        if let Some(before) = self.claimed_at
-            && !gather.is_zero()
-        {
-            let since = clock::mono().saturating_duration_since(before);
-            if since < gather {
-                tokio::time::sleep(gather - since).await;
-            }
+        // A busy pod lets a few tasks gather for one call, and its loops claim together.
+        if let Some(leave) = self.shared.pace.leave(clock::mono()) {
+            tokio::time::sleep_until(leave.into()).await;
         }
         true
     }

@@ -145,7 +145,7 @@ impl Claim {
             nonce: Nonce::new(fastrand::u64(..)),
             limit: 500,
             normal_limit: 500,
-            max_bytes: limits::BATCH_MAX_BYTES,
+            max_bytes: limits::CALL_MAX_BYTES,
             holders: 1,
             lock_ms: limits::LOCK_MS,
             dispatch_ms: limits::DISPATCH_TIMEOUT_MS,
@@ -244,6 +244,8 @@ pub struct Claimed {
     pub next_due: Option<UnixMs>,
     /// Ripe tasks left in lanes that do not stand aside, at least; quotas may forbid them for now.
     pub backlog: u64,
+    /// Nothing of the bucket runs, stands in a lane or is held: all there may be is due later.
+    pub rests: bool,
     /// Leases that had lapsed.
     pub reaped: u32,
     /// How far Redis's clock was from the expected time, where that was over 5 s.
@@ -333,6 +335,7 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     let leap_ms = fields.int("leap")?;
     let again = fields.int("again")? == 1;
     let remembered = fields.int("the clock of the last claim")?;
+    let rests = fields.int("rests")? == 1;
     let mut tasks = Vec::with_capacity(fields.left() / 2);
     while fields.left() > 1 {
         let head = fields.bytes("a grant")?;
@@ -352,6 +355,7 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
         now,
         next_due: (next_due >= 0).then_some(UnixMs(next_due)),
         backlog: u64::try_from(backlog).unwrap_or(0),
+        rests,
         reaped: u32::try_from(reaped).unwrap_or(0),
         leap_ms,
         again,

@@ -474,7 +474,7 @@ pub fn news(space: &Space, room: &str) -> Subscription {
 
 /// Wakes the holder of a bucket: when a task was submitted that is due before its planned wake-up.
 pub fn bucket_wakes(space: &Space, bucket: crate::model::Bucket) -> Subscription {
-    space.store().subscribe(space.guard(bucket).key("wake"))
+    space.store().subscribe_proved(space.guard(bucket).key("wake"))
 }
 
 #[cfg(test)]

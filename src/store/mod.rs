@@ -324,7 +324,12 @@ impl Store {
     /// Listens on a sharded channel. It never fails: while the channel cannot be heard, nothing
     /// comes, and the caller's own poll backs it up.
     pub fn subscribe(&self, channel: Bytes) -> Subscription {
-        self.inner.hub.subscribe(channel)
+        self.inner.hub.subscribe(channel, false)
+    }
+
+    /// The same, where somebody wants to know whether its messages arrive: see [`Subscription::watch`].
+    pub fn subscribe_proved(&self, channel: Bytes) -> Subscription {
+        self.inner.hub.subscribe(channel, true)
     }
 
     /// Sends a small message to whoever listens on a sharded channel.

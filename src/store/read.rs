@@ -250,7 +250,9 @@ pub async fn counts(space: &Space, bucket: Bucket) -> Result<BucketCounts, Store
     }
     for (pod, value) in Reply::Array(fields.array("lock")?).pairs(name)? {
         let value = value.bytes(name)?;
-        let until = value.get(16..29).and_then(|text| number(text, 10)).unwrap_or(0);
+        // A pod may rest for longer than its permit lasts; until when stands behind it.
+        let time = |at: std::ops::Range<usize>| value.get(at).and_then(|text| number(text, 10)).unwrap_or(0);
+        let until = time(16..29).max(time(29..42));
         if until > out.now.0 {
             out.holders.push((String::from_utf8_lossy(&pod).into_owned(), UnixMs(until)));
         }

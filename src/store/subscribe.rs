@@ -4,16 +4,20 @@
 //! caller; what cannot be heard now is subscribed again until it can. After each subscription one
 //! wake-up with an empty payload is given, because something may have been said in the gap.
 //!
-//! Subscriptions have connections of their own, one to each master that owns a wanted channel.
+//! Subscriptions have connections of their own, one to each master that owns a wanted channel. Twice a second each of
+//! them is asked whether the server still counts a subscriber to each channel: one call for all of them. So a sleeper
+//! may know that its wake-ups arrive ([`Watch::proved`]), and need not poll; where the answer stays away, or the server
+//! has forgotten a channel, all who may have missed something are woken.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
 use fred::prelude::{Client, ServerConfig};
-use fred::types::{Message, Value};
+use fred::types::{ClusterHash, CustomCommand, Message, Value};
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -23,7 +27,7 @@ use super::script_call::{Fault, of_error};
 use super::slot_of;
 use super::topology::{AbortOnDrop, NodeAddr, Topology};
 use crate::clock::mono;
-use crate::limits::RECONNECT_MAX_MS;
+use crate::limits::{RECONNECT_MAX_MS, WAKES_PROVED_MS};
 
 /// Wake-ups kept for one slow receiver. More of them say the same, so the oldest are dropped.
 const WAKES_KEPT: usize = 64;
@@ -31,9 +35,12 @@ const WAKES_KEPT: usize = 64;
 const SUBSCRIBE_LIMIT: Duration = Duration::from_millis(1_000);
 /// First wait before a refused subscription is tried again; doubled up to `RENEW`.
 const RETRY: Duration = Duration::from_millis(200);
-/// How often everything is subscribed once more, without a word to the receivers: it finds dead
-/// connections, and channels that the server dropped while their slot left and came back.
+/// How often everything is subscribed once more, without a word to the receivers, on a server that does not tell
+/// what it is subscribed to: it finds dead connections, and channels that the server dropped while their slot left
+/// and came back.
 const RENEW: Duration = Duration::from_secs(10);
+/// How often a connection is asked what it is subscribed to, and how long it may take to answer.
+const PROVE: Duration = Duration::from_millis(WAKES_PROVED_MS);
 
 /// A wake-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +53,23 @@ pub struct Wake {
 pub struct Subscription {
     hub: Arc<Hub>,
     channel: Bytes,
+    proof: Arc<AtomicU64>,
     wakes: broadcast::Receiver<Wake>,
+}
+
+/// Knows whether the wake-ups of one channel arrive.
+#[derive(Clone)]
+pub struct Watch {
+    hub: Arc<Hub>,
+    proof: Arc<AtomicU64>,
+}
+
+impl Watch {
+    /// Whether the server said lately, on the connection that hears them, that it counts a subscriber here.
+    pub fn proved(&self) -> bool {
+        let at = self.proof.load(Ordering::Acquire);
+        at > 0 && self.hub.age_ms().saturating_sub(at) <= 2 * WAKES_PROVED_MS
+    }
 }
 
 impl Subscription {
@@ -61,6 +84,11 @@ impl Subscription {
                 Err(broadcast::error::RecvError::Closed) => return None,
             }
         }
+    }
+
+    /// Whether its wake-ups arrive, for whoever sleeps.
+    pub fn watch(&self) -> Watch {
+        Watch { hub: Arc::clone(&self.hub), proof: Arc::clone(&self.proof) }
     }
 
     /// The channel.
@@ -84,6 +112,8 @@ impl Drop for Subscription {
 struct Listeners {
     wakes: broadcast::Sender<Wake>,
     count: usize,
+    /// When it was last proved that wake-ups arrive, in ms of the hub's age; 0: not since the last trouble.
+    proof: Arc<AtomicU64>,
 }
 
 /// All channels of a store.
@@ -91,26 +121,60 @@ pub(super) struct Hub {
     topology: Arc<Topology>,
     channels: Mutex<HashMap<Bytes, Listeners>>,
     changes: watch::Sender<u64>,
+    born: std::time::Instant,
+    /// Whether anybody asks for proofs.
+    proving: AtomicBool,
 }
 
 impl Hub {
     /// Starts the task that keeps the subscriptions where the slots are.
     pub fn start(topology: Arc<Topology>) -> Arc<Self> {
-        let hub = Arc::new(Self { topology, channels: Mutex::default(), changes: watch::channel(0).0 });
+        let hub = Arc::new(Self {
+            topology,
+            channels: Mutex::default(),
+            changes: watch::channel(0).0,
+            born: mono(),
+            proving: AtomicBool::new(false),
+        });
         tokio::spawn(place_channels(Arc::clone(&hub)));
         hub
     }
 
-    pub fn subscribe(self: &Arc<Self>, channel: Bytes) -> Subscription {
-        let wakes = {
+    /// `proved`: somebody will ask whether its wake-ups arrive.
+    pub fn subscribe(self: &Arc<Self>, channel: Bytes, proved: bool) -> Subscription {
+        if proved {
+            self.proving.store(true, Ordering::Release);
+        }
+        let (wakes, proof) = {
             let mut channels = self.channels.lock();
-            let new = || Listeners { wakes: broadcast::channel(WAKES_KEPT).0, count: 0 };
+            let new =
+                || Listeners { wakes: broadcast::channel(WAKES_KEPT).0, count: 0, proof: Arc::default() };
             let listeners = channels.entry(channel.clone()).or_insert_with(new);
             listeners.count += 1;
-            listeners.wakes.subscribe()
+            (listeners.wakes.subscribe(), Arc::clone(&listeners.proof))
         };
         self.changes.send_modify(|count| *count += 1);
-        Subscription { hub: Arc::clone(self), channel, wakes }
+        Subscription { hub: Arc::clone(self), channel, proof, wakes }
+    }
+
+    /// Never 0.
+    fn age_ms(&self) -> u64 {
+        1 + u64::try_from(mono().saturating_duration_since(self.born).as_millis()).unwrap_or(0)
+    }
+
+    /// Notes that wake-ups of a channel arrive as of `at`, or that they may not: 0.
+    fn prove(&self, channel: &[u8], at: u64) {
+        if let Some(listeners) = self.channels.lock().get(channel) {
+            listeners.proof.store(at, Ordering::Release);
+        }
+    }
+
+    /// Something may have been missed on all of these.
+    fn doubt<'a>(&self, channels: impl IntoIterator<Item = &'a Bytes>) {
+        for channel in channels {
+            self.prove(channel, 0);
+            self.wake(channel, Bytes::new());
+        }
     }
 
     fn leave(&self, channel: &Bytes) {
@@ -198,6 +262,8 @@ async fn listen(hub: Arc<Hub>, server: ServerConfig, mut want: watch::Receiver<H
         let _abort = (AbortOnDrop(router.abort_handle()), AbortOnDrop(pump.abort_handle()));
         let mut ear = Heard { hub: &hub, client: &client, heard: HashSet::new(), quiet: HashSet::new() };
         let mut next = Instant::from(mono()) + RENEW;
+        // None: this server does not tell.
+        let mut prove = Some(Instant::from(mono()) + PROVE);
         let mut up = false;
         let mut retry = RETRY;
         loop {
@@ -206,10 +272,22 @@ async fn listen(hub: Arc<Hub>, server: ServerConfig, mut want: watch::Receiver<H
                 got = ups.recv() => if got.is_ok() {
                     up = true;
                     retry = RETRY;
+                    hub.doubt(&ear.heard);
                     ear.heard.clear();
                 },
                 got = want.changed() => if got.is_err() { return },
                 () = sleep_until(next) => ear.renew(),
+                () = sleep_until(prove.unwrap_or(next)), if up && prove.is_some() && hub.proving.load(Ordering::Acquire) => match ear.prove().await {
+                    Proof::Told => {
+                        prove = Some(Instant::from(mono()) + PROVE);
+                        next = next.max(Instant::from(mono()) + 2 * PROVE);
+                        if ear.heard.len() == want.borrow().len() && !want.has_changed().unwrap_or(true) {
+                            continue;
+                        }
+                    }
+                    Proof::Untold => prove = None,
+                    Proof::Dead => break,
+                },
             }
             if up {
                 let wanted = want.borrow_and_update().clone();
@@ -228,9 +306,18 @@ async fn listen(hub: Arc<Hub>, server: ServerConfig, mut want: watch::Receiver<H
                 next = Instant::from(mono()) + RENEW;
             }
         }
+        hub.doubt(&ear.heard);
         drop(_abort);
         sleep(Duration::from_millis(fastrand::u64(RECONNECT_MAX_MS / 4..RECONNECT_MAX_MS))).await;
     }
+}
+
+enum Proof {
+    /// The server answered; what it has forgotten is no longer counted as heard.
+    Told,
+    /// It does not answer such questions.
+    Untold,
+    Dead,
 }
 
 enum Settled {
@@ -251,6 +338,33 @@ struct Heard<'a> {
 impl Heard<'_> {
     fn renew(&mut self) {
         self.quiet = std::mem::take(&mut self.heard);
+    }
+
+    /// Asks the server which of the channels it knows subscribers of, over the connection that hears them.
+    async fn prove(&mut self) -> Proof {
+        let asked = self.hub.age_ms();
+        let heard: Vec<Bytes> = self.heard.iter().cloned().collect();
+        let ask = CustomCommand::new_static("PUBSUB", ClusterHash::FirstKey, false);
+        let words = std::iter::once(Bytes::from_static(b"SHARDNUMSUB")).chain(heard.iter().cloned());
+        let asking = self.client.custom::<Value, Value>(ask, words.map(Value::Bytes).collect());
+        let counts = match timeout(PROVE, asking).await {
+            Ok(Ok(Value::Array(counts))) if counts.len() == 2 * heard.len() => counts,
+            Ok(Ok(_)) => return Proof::Untold,
+            Ok(Err(error)) => match of_error("PUBSUB", &error) {
+                Fault::Fatal(_) => return Proof::Untold,
+                _ => return Proof::Dead,
+            },
+            Err(_) => return Proof::Dead,
+        };
+        for (channel, pair) in heard.iter().zip(counts.chunks(2)) {
+            if pair[1].as_i64().is_some_and(|count| count > 0) {
+                self.hub.prove(channel, asked);
+            } else {
+                self.heard.remove(channel);
+                self.hub.doubt([channel]);
+            }
+        }
+        Proof::Told
     }
 
     /// Subscribes and unsubscribes one by one: the answers of several would come out of step.
@@ -300,7 +414,11 @@ async fn pump(hub: Arc<Hub>, mut messages: broadcast::Receiver<Message>) {
                 };
                 hub.wake(channel.as_bytes(), payload);
             }
-            Err(broadcast::error::RecvError::Lagged(_)) => {}
+            // Whose messages were dropped is not known.
+            Err(broadcast::error::RecvError::Lagged(_)) => {
+                let all: Vec<Bytes> = hub.channels.lock().keys().cloned().collect();
+                hub.doubt(&all);
+            }
             Err(broadcast::error::RecvError::Closed) => return,
         }
     }

@@ -332,7 +332,7 @@ async fn large_payloads_end_a_batch_at_its_bytes() {
     let bed = Bed::shared().await.unwrap();
     let space = space(&bed).await;
     let lane = lane(&space, "push", Priority::P3).await;
-    let large = Bytes::from(vec![7; limits::PAYLOAD_MAX_BYTES]);
+    let large = Bytes::from(vec![7; limits::CALL_MAX_BYTES * 3 / 10]);
     let rows: Vec<Row> =
         (0..10).map(|n| row(Spec { payload: large.clone(), ..spec(lane, T0 + n) })).collect();
     for piece in rows.chunks(3) {

@@ -37,5 +37,6 @@ mod routing;
 mod run;
 mod seal;
 mod shares;
+mod short;
 mod silence;
 mod timeouts;

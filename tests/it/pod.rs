@@ -2,12 +2,13 @@
 
 use minutehand::client::{Client, Due, NewTask};
 use minutehand::clock;
+use minutehand::dev::redis::ServerOptions;
 use minutehand::executor::Executor;
 use minutehand::model::{Namespace, QueueName, State, TaskId};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::member::{self, ExecutorRecord, Take};
 use minutehand::store::run::{self, AckAnswer, AckRow, Outcome};
-use minutehand::store::{Space, read};
+use minutehand::store::{Birth, Space, read};
 use minutehand::testing::bed::Bed;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -185,6 +186,49 @@ async fn a_new_queue_is_served_before_the_next_poll() {
     tokio::time::timeout(Duration::from_secs(10), worker).await.expect("all run before the poll").unwrap();
     stop.cancel();
     handle.await.unwrap();
+}
+
+/// Calls of scripts that a server has answered.
+fn script_calls(bed: &Bed) -> u64 {
+    let told = bed.server().run(&["INFO", "commandstats"]).unwrap();
+    let line = told.text().lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    line.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// 256 buckets with nothing in hand are left alone, and yet a task in one of them starts at once; also where the
+/// connections that hear the wake-ups have just been cut.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_rests_on_idle_buckets_and_is_woken_in_time() {
+    let bed = Bed::own_server(ServerOptions::default()).await.unwrap();
+    let store = bed.store().await.unwrap();
+    let birth = Birth { key_buckets: 256, buckets: 256, holders: 1 };
+    let space = Space::open_as(store, Namespace::new(bed.namespace()).unwrap(), birth).await.unwrap();
+    let client = Client::new(space.clone());
+    let (stop, pod) = start_pod(&space, "pod-a");
+    // All buckets have been claimed from and rest: from then on only the pod itself is heard of.
+    let mut before = script_calls(&bed);
+    let quiet = async {
+        loop {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let now = script_calls(&bed);
+            if now - before < 64 {
+                return now - before;
+            }
+            before = now;
+        }
+    };
+    let calls = tokio::time::timeout(Duration::from_secs(60), quiet).await.expect("the pod comes to rest");
+    println!("{calls} calls of scripts in 2 s for 256 idle buckets");
+    for cut in [false, true] {
+        if cut {
+            bed.server().run(&["CLIENT", "KILL", "TYPE", "pubsub"]).unwrap();
+        }
+        client.submit(push(Due::In(0))).await.unwrap();
+        let done = tokio::time::timeout(Duration::from_secs(10), work(&space, "ex", 4, 1)).await;
+        assert_eq!(done.expect("it is woken").len(), 1, "cut: {cut}");
+    }
+    stop.cancel();
+    pod.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -18,6 +18,7 @@ pub mod record;
 mod round_robin;
 #[cfg(test)]
 mod simulation;
+mod together;
 mod usage;
 mod view;
 pub mod why;
@@ -29,6 +30,7 @@ pub use hash::ConsistentHash;
 pub use least_cost::LeastCost;
 pub use random::Random;
 pub use round_robin::RoundRobin;
+pub use together::Together;
 pub use usage::{LeastFrequent, LeastRecent};
 pub use view::View;
 
