@@ -7,7 +7,7 @@ use super::Shared;
 use crate::clock;
 use crate::limits;
 use crate::model::digest::Digest;
-use crate::model::{Bucket, QueueName, UnixMs};
+use crate::model::{QueueName, UnixMs};
 use crate::store::dead::{self, DigestTurn};
 use crate::store::{StoreError, queue};
 use std::collections::{BTreeMap, BTreeSet};
@@ -152,7 +152,7 @@ async fn gather(
     let first = untold.values().copied().fold(told, UnixMs::min);
     let mut digests: BTreeMap<QueueName, (String, Digest)> = BTreeMap::new();
     let (mut looked, mut cut) = (0, BTreeSet::new());
-    'buckets: for bucket in (0..space.spread().buckets).filter_map(Bucket::new) {
+    'buckets: for bucket in space.spread().live() {
         let mut skip = 0;
         loop {
             let page = dead::page(space, bucket, first, skip).await?;
