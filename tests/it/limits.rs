@@ -14,7 +14,7 @@ use minutehand::store::{Birth, Space};
 use minutehand::testing::bed::Bed;
 use minutehand::testing::fixtures::{self, T0};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -390,21 +390,27 @@ impl Fleet {
             .unwrap();
     }
 
-    /// When tasks were handed out, in ms by Redis's clock, by fence and pod.
+    /// When tasks were handed out that were not given back unstarted, in ms by Redis's clock, by fence and pod.
     async fn claims(&self) -> Vec<(i64, u32, String)> {
+        use minutehand::model::event::Move;
         let mut tail = self.client.events();
-        let mut out = Vec::new();
+        let (mut out, mut back) = (Vec::new(), HashSet::new());
         loop {
             let events = tail.next().await.unwrap();
             if events.is_empty() {
                 break;
             }
-            let claimed =
-                events.into_iter().filter(|event| event.event == minutehand::model::event::Move::Claimed);
-            out.extend(claimed.map(|event| (event.at.0, event.fence.unwrap(), event.actor)));
+            for event in events {
+                match event.event {
+                    Move::Claimed => out.push((event.at.0, event.fence.unwrap(), event.actor, event.id)),
+                    Move::HandedBack => _ = back.insert((event.id, event.fence.unwrap())),
+                    _ => {}
+                }
+            }
         }
         out.sort_unstable();
-        out
+        out.retain(|(_, fence, _, id)| !back.contains(&(*id, *fence)));
+        out.into_iter().map(|(at, fence, actor, _)| (at, fence, actor)).collect()
     }
 
     fn end(self) {
