@@ -441,7 +441,7 @@ local function look(timed, until_ms)
       budget = budget - n
       if cut then truncated = true end
       if n > 0 then
-        taken[#taken + 1] = { name = name, n = n }
+        taken[#taken + 1] = { name = name, n = n, cut = cut }
         local last_due, lane, l = cut and timed and tonumber(got[2 * n]), nil, nil
         for i = 1, #got, step do
           local member = got[i]
@@ -467,7 +467,7 @@ local function look(timed, until_ms)
   end
 end
 
-local chosen, chosen_n, from_lane, backlog = {}, 0, {}, 0
+local chosen, chosen_n, from_lane, backlog, some = {}, 0, {}, 0, nil
 local purses, rules, counted, tallies = {}, nil, {}, nil
 do
 -- Quotas by queue: a default and exceptions.
@@ -572,7 +572,7 @@ end
 local straight = not big and not frozen and (ready == 0 or (
   call('EXISTS', P .. 'ring:0', P .. 'ring:1', P .. 'ring:2', P .. 'ring:3', P .. 'ring:4', P .. 'ring:5') == 0
   and (meta[6] == ARGV[26] or call('EXISTS', P .. 'parked') == 0)))
--- Whether all that is due by `until_ms` may go.
+-- Whether all that is due by `until_ms` may go, or `some` of it.
 local function purses_back()
   for _, purse in ipairs(purses) do purse.n, purse.spent = purse.n + purse.spent, 0 end
 end
@@ -600,11 +600,39 @@ local function all_go(until_ms)
     end
   end
   fits = fits and total <= limit and low <= normal_limit
+  -- Of a single lane in sight the oldest may go straight through too, where they are no small part of what is seen:
+  -- there is nobody to whom they would have to give way.
+  local l = order[1]
+  if not fits and l and not order[2] and until_ms <= now and not rules and not no_retries then
+    local n = quota(l)
+    if n > limit then n = limit end
+    if l.level >= 2 and n > normal_limit then n = normal_limit end
+    -- By due time they are only in sets of whole minutes, one after the other.
+    local whole = true
+    for _, t in ipairs(taken) do whole = whole and not string.find(t.name, '.', 1, true) end
+    if n > 0 and 2 * n >= total and (whole or not taken[2]) then
+      fits, some, backlog = true, n, total - n
+    end
+  end
   return fits
 end
 straight = straight and ((till > now and all_go(till)) or all_go(now))
 if straight then
   if #pool > 0 then safely(need_grant) end
+  if some then
+    local old_pool, old_taken = pool, taken
+    pool, taken = {}, {}
+    for p, t in ipairs(old_taken) do
+      pool[p], taken[p] = old_pool[p], t
+      if t.n > some then
+        t.n = some
+        pool[p] = { unpack(old_pool[p], 1, some) }
+      end
+      some = some - t.n
+      -- What comes after the part of a set that was seen is older than the next set.
+      if some == 0 or t.cut then break end
+    end
+  end
   chosen = pool[1] or chosen
   chosen_n = #chosen
   for p = 2, #pool do
