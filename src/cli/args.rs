@@ -447,7 +447,7 @@ pub struct WorkArgs {
     #[arg(long, required = true, value_name = "NAME")]
     pub queue: Vec<String>,
     /// Tasks that run at the same time [default: what suits --kind]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub slots: Option<u32>,
     /// What tasks spend their time with: io, 8 slots for each processor, or cpu, one for each and one more [default: io]
     #[arg(long, value_name = "KIND")]

@@ -68,7 +68,9 @@ async fn open_soon(url: &str) -> Space {
     loop {
         match open(url).await {
             Some(space) => break space,
-            None => assert!(begun.elapsed() < Duration::from_secs(60), "could not open {url} within a minute"),
+            None => {
+                assert!(begun.elapsed() < Duration::from_secs(60), "could not open {url} within a minute")
+            }
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

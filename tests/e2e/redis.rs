@@ -321,12 +321,13 @@ async fn a_server_that_begins_to_evict() {
     pod.until_said("no longer deletes keys", NEVER);
 }
 
-/// The words by which the documentation makes a user that suffices, for a namespace and a user of its own.
+/// The words that make the user of `deploy/users.acl`, for a namespace and under a name of its own.
 fn documented_user(namespace: &str, user: &str) -> Vec<String> {
-    let page = include_str!("../../docs/redis.md");
-    let line = page.lines().find(|line| line.trim().starts_with("ACL SETUSER ")).unwrap();
-    let words = line.trim().replace("{mh", &format!("{{{namespace}")).replace(">PASSWORD", ">pw");
-    words.replace("SETUSER minutehand", &format!("SETUSER {user}")).split(' ').map(str::to_owned).collect()
+    let file = include_str!("../../deploy/users.acl");
+    let line = file.lines().find(|line| line.starts_with("user ")).unwrap();
+    let line = line.replace("{mh", &format!("{{{namespace}")).replace(">CHANGE-ME", ">pw");
+    let words = line.replace("user minutehand", &format!("ACL SETUSER {user}"));
+    words.split(' ').map(str::to_owned).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
