@@ -45,7 +45,7 @@ chaos:
 chaos-cluster chaos-sentinel chaos-valkey: chaos-%:
 	@$(WITH_SERVER) MINUTEHAND_VALKEY_SERVER=$$(scripts/get-server --valkey || true) \
 		MINUTEHAND_CHAOS_SECONDS=$${CHAOS_SECONDS:-60} MINUTEHAND_CHAOS_WAIT=$${CHAOS_WAIT:-1} \
-		$(CARGO) test --features testing --test chaos -- --exact chaos_$* --nocapture
+		$(CARGO) test --features testing --test chaos -- --exact chaos_$* --include-ignored --nocapture
 
 # The program end to end on each of them.
 e2e-cluster e2e-sentinel: e2e-%:

@@ -16,7 +16,8 @@ for _, name in ipairs(names) do
   if kind == 'k' then m = m * 60 end
   if m == last then told = told + 1 else last, told = m, 1 end
   if kind ~= 't' and kind ~= 'k' then
-    local n = call('ZCARD', P .. 'due:' .. name)
+    local n = 0
+    for _, set in ipairs(due_sets(name)) do n = n + call('ZCARD', P .. 'due:' .. set) end
     if out[#out - 1] == m and #out > 4 then out[#out] = out[#out] + n
     else
       out[#out + 1] = m

@@ -33,8 +33,10 @@ local function is_set(name)
 end
 for _, name in ipairs(call('ZRANGE', P .. 'agenda', '-inf', minute, 'BYSCORE', 'LIMIT', 0, 64)) do
   if is_set(name) then
-    head(P .. 'due:' .. name)
-    ripe = ripe + call('ZCOUNT', P .. 'due:' .. name, '-inf', now)
+    for _, set in ipairs(due_sets(name)) do
+      head(P .. 'due:' .. set)
+      ripe = ripe + call('ZCOUNT', P .. 'due:' .. set, '-inf', now)
+    end
   end
 end
 local coming = {}
@@ -43,7 +45,7 @@ local found = call('ZRANGE', P .. 'agenda', minute, minute + ahead - 1, 'BYSCORE
 for _, name in ipairs(found) do
   if is_set(name) then
     local i = tonumber(string.match(name, '^%d+')) - minute + 1
-    if coming[i] then coming[i] = coming[i] + call('ZCARD', P .. 'due:' .. name) end
+    for _, set in ipairs(coming[i] and due_sets(name) or {}) do coming[i] = coming[i] + call('ZCARD', P .. 'due:' .. set) end
   end
 end
 local function lags(m) return call('HGETALL', P .. 'lag:' .. format('%.0f', m)) end

@@ -86,8 +86,8 @@ scripts! {
     VANISH = "bucket.vanish" "allow-oom" ["lib/need"] "bucket/vanish";
     LEAD = "decider.lead" "allow-oom" ["lib/need"] "decider/lead";
     DECIDED = "decider.note" "allow-oom" ["lib/need"] "decider/note";
-    LOAD = "read.load" "no-writes" [] "read/load";
-    AGENDA = "read.agenda" "no-writes" [] "read/agenda";
+    LOAD = "read.load" "no-writes" ["lib/agenda"] "read/load";
+    AGENDA = "read.agenda" "no-writes" ["lib/agenda"] "read/agenda";
     BEAT = "member.beat" "allow-oom" [] "member/beat";
     LEAVE = "member.leave" "allow-oom" [] "member/leave";
     DRAIN = "member.drain" "allow-oom" [] "member/drain";
