@@ -9,6 +9,7 @@ mod damage;
 mod dead;
 mod decider;
 mod digest;
+mod dispatch;
 mod due;
 mod durability;
 mod edit;
