@@ -96,6 +96,10 @@ fn worker_process() {
                         tokio::time::sleep(Duration::from_millis(400)).await;
                         Ok(())
                     }
+                    Some(b'l') => {
+                        tokio::time::sleep(Duration::from_millis(3_000)).await;
+                        Ok(())
+                    }
                     _ => Ok(()),
                 }
             }
@@ -119,32 +123,72 @@ fn members(make: fn(&str, &Path, usize) -> Command, url: &str, dir: &Path) -> Ve
     (0..MEMBERS).map(member).collect()
 }
 
+/// What may be harmed next.
+#[derive(Clone, Copy)]
+enum Harm {
+    PodKilled,
+    ExecutorKilled,
+    PodFrozen,
+    ExecutorFrozen,
+    /// The Redis, or the way to it.
+    Light,
+}
+
+/// A pack of harms, dealt in a random order and shuffled anew when it is used up: however short a run is, each kind has
+/// its turn.
+#[derive(Default)]
+struct Pack(Vec<Harm>);
+
+impl Pack {
+    const WHOLE: [Harm; 10] = [
+        Harm::PodKilled,
+        Harm::PodKilled,
+        Harm::ExecutorKilled,
+        Harm::PodFrozen,
+        Harm::ExecutorFrozen,
+        Harm::ExecutorFrozen,
+        Harm::Light,
+        Harm::Light,
+        Harm::Light,
+        Harm::Light,
+    ];
+
+    fn deal(&mut self, rng: &mut fastrand::Rng) -> Harm {
+        if self.0.is_empty() {
+            self.0 = Self::WHOLE.to_vec();
+            rng.shuffle(&mut self.0);
+        }
+        self.0.pop().unwrap()
+    }
+}
+
 /// Harms a pod or an executor, or the Redis in between; answers what was done.
 async fn fault(
     bench: &Bench,
     pods: &Mutex<Vec<Member>>,
     workers: &Mutex<Vec<Member>>,
+    pack: &mut Pack,
     rng: &mut fastrand::Rng,
 ) -> &'static str {
     let (pod, worker) = (rng.usize(0..MEMBERS), rng.usize(0..MEMBERS));
-    match rng.u8(0..100) {
-        0..18 => {
+    match pack.deal(rng) {
+        Harm::PodKilled => {
             pods.lock()[pod].kill9_and_restart();
             "pod_killed"
         }
-        18..36 => {
+        Harm::ExecutorKilled => {
             workers.lock()[worker].kill9_and_restart();
             "executor_killed"
         }
-        36..46 => {
+        Harm::PodFrozen => {
             freeze(&pods.lock()[pod], rng);
             "pod_frozen"
         }
-        46..56 => {
+        Harm::ExecutorFrozen => {
             freeze(&workers.lock()[worker], rng);
             "executor_frozen"
         }
-        _ => bench.light(rng).await,
+        Harm::Light => bench.light(rng).await,
     }
 }
 
@@ -190,6 +234,7 @@ async fn run(shape: Shape, default_seconds: u64) -> bool {
     // A second of peace, so that there is something to break.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let mut kinds = BTreeMap::<&'static str, u64>::new();
+    let mut pack = Pack::default();
     let (mut faults, began) = (0u32, mono());
     let end = start + load + Duration::from_secs(2);
     while mono() < end {
@@ -197,7 +242,7 @@ async fn run(shape: Shape, default_seconds: u64) -> bool {
         bench.heal(at).await;
         let kind = match bench.heavy(&mut rng).await {
             Some(kind) => kind,
-            None => fault(&bench, &pods, &workers, &mut rng).await,
+            None => fault(&bench, &pods, &workers, &mut pack, &mut rng).await,
         };
         *kinds.entry(kind).or_default() += 1;
         faults += 1;

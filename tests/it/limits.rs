@@ -73,6 +73,28 @@ async fn a_claim_takes_what_its_purses_allow_and_says_what_stayed_behind() {
 }
 
 #[tokio::test]
+async fn closed_queues_stand_aside_however_many_there_are() {
+    let bed = Bed::shared().await.unwrap();
+    let space = fixtures::space(&bed).await;
+    let own = fixtures::task(&space, "mail", T0).await;
+    let push = fixtures::lane(&space, "push", Priority::P3).await.group();
+    let held = fixtures::task(&space, "push", T0).await;
+    let mut claim = fixtures::claim_all("p1");
+    // A quota of its own does not open what is closed.
+    claim.quotas = vec![(push, minutehand::store::due::Quota::Open { any: 9, normal: 9 })];
+    claim.limits.closed = (50_000..60_000).chain([push]).collect();
+    let ids =
+        |claimed: &minutehand::store::due::Claimed| claimed.tasks.iter().map(|t| t.id).collect::<Vec<_>>();
+    let first = fixtures::claim(&space, &claim).await;
+    assert_eq!((ids(&first), first.backlog), (vec![own], 0));
+    claim.again();
+    assert_eq!(ids(&fixtures::claim(&space, &claim).await), []);
+    claim.limits.closed.pop();
+    claim.again();
+    assert_eq!(ids(&fixtures::claim(&space, &claim).await), [held]);
+}
+
+#[tokio::test]
 async fn running_tasks_are_counted_until_they_end_or_come_back() {
     let bed = Bed::shared().await.unwrap();
     let space = fixtures::space(&bed).await;
