@@ -7,7 +7,7 @@
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
 --         27 look-ahead ms: what is due so soon is granted too, if all of it may go
 --         28 n, n × (group, quota, quota)  then the signature of the frozen plans, n, n × name  then: "1" if no retries
---         may go, until when purses are good or "", groups that are counted (3 each), n, n × (kind, amount) purses: t amount,
+--         may go, else "0", and behind it queues that may not be claimed (3 each, in order), until when purses are good or "", groups that are counted (3 each), n, n × (kind, amount) purses: t amount,
 --         r amount less what runs, n, n × (group 3 + a digit for each tier 0 to 6: 1 if it pays, purse)
 -- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once,
 --         clock of the last claim or 0, 1 if nothing runs, stands in a lane or is held, n × (head, spec)},
@@ -474,7 +474,21 @@ do
 local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
 for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
 -- Limits: purses that lanes share, and which lanes pay from which. Most claims have none.
-local no_retries = ARGV[limits_at] == '1'
+local no_retries, closed = sub(ARGV[limits_at], 1, 1) == '1', sub(ARGV[limits_at], 2)
+-- Looked for by halves: they may be thousands, and few lanes are in sight.
+local function is_closed(group)
+  local low, high = 0, #closed / 3 - 1
+  while low <= high do
+    local mid = floor((low + high) / 2)
+    local here = sub(closed, 3 * mid + 1, 3 * mid + 3)
+    if here == group then return true end
+    if here < group then low = mid + 1 else high = mid - 1 end
+  end
+  return false
+end
+for group in pairs(closed ~= '' and quotas or {}) do
+  if is_closed(group) then quotas[group] = { -1, -1 } end
+end
 local function tier(lane) return digit(sub(lane, 4, 4)) % 8 end
 if #ARGV > limits_at + 1 then
   local good = ARGV[limits_at + 1] == '' or now <= tonumber(ARGV[limits_at + 1])
@@ -521,7 +535,7 @@ end
 local function quota(l)
   local q = quotas[l.group]
   if not q then
-    q = { quota_any, quota_normal }
+    q = closed ~= '' and is_closed(l.group) and { -1, -1 } or { quota_any, quota_normal }
     quotas[l.group] = q
   end
   local most = l.level < 2 and q[1] or q[2]

@@ -309,6 +309,8 @@ pub(crate) struct Hold<'a> {
     pub normal: u32,
     pub default_quota: Quota,
     pub quotas: Vec<(u32, Quota)>,
+    /// Those of which nothing may come and that are too many to be among them.
+    pub closed: Vec<u32>,
     pub own_weights: Vec<(u32, [u32; 6])>,
     pub own_dispatch: Arc<BTreeMap<u32, i64>>,
     /// How long before its time every executor may be given a task.
@@ -499,6 +501,7 @@ impl Dispatcher {
                 normal: 0,
                 default_quota: Quota::Closed,
                 quotas: Vec::new(),
+                closed: Vec::new(),
                 own_weights: Vec::new(),
                 own_dispatch: Arc::default(),
                 ahead_ms: 0,
@@ -507,12 +510,23 @@ impl Dispatcher {
         }
         inner.starved |= any == 0 && inner.held > 0;
         inner.held += any;
-        let (default_quota, quotas) = quotas(&inner);
+        let (default_quota, quotas, closed) = quotas(&inner);
         let ahead_ms = inner.view.ahead_ms;
         let frozen_plans = Arc::clone(&inner.view.frozen_plans);
         let own_weights = inner.view.own_weights.clone();
         let own_dispatch = Arc::clone(&inner.view.own_dispatch);
-        Hold { shared, any, normal, default_quota, quotas, own_weights, own_dispatch, ahead_ms, frozen_plans }
+        Hold {
+            shared,
+            any,
+            normal,
+            default_quota,
+            quotas,
+            closed,
+            own_weights,
+            own_dispatch,
+            ahead_ms,
+            frozen_plans,
+        }
     }
 
     /// Routes what `claim` has brought and starts to send it.
@@ -911,8 +925,10 @@ fn low(want: u32) -> u32 {
     want.div_ceil(4)
 }
 
-/// How much of each queue there is room for: the commonest figure as default, the others as exceptions.
-fn quotas(inner: &Inner) -> (Quota, Vec<(u32, Quota)>) {
+/// How much of each queue there is room for: the commonest figure as default, the others as exceptions. Where these
+/// are too many, the closed ones are answered apart: they must not fall under the default, nor the others under a
+/// default of nothing.
+fn quotas(inner: &Inner) -> (Quota, Vec<(u32, Quota)>, Vec<u32>) {
     let view = &inner.view;
     let mut by_kind: HashMap<(Class, Policy), (Quota, usize)> = HashMap::new();
     let rooms = |class: Class, policy: Policy| {
@@ -931,19 +947,30 @@ fn quotas(inner: &Inner) -> (Quota, Vec<(u32, Quota)>) {
         let kind = (*class, view.policy(*code));
         by_kind.entry(kind).or_insert_with(|| (rooms(kind.0, kind.1), 0)).1 += 1;
     }
-    let common = by_kind.iter().max_by_key(|(kind, (_, count))| (*count, **kind));
-    let default = common.map_or(Quota::Closed, |(_, (quota, _))| *quota);
-    let of =
-        |code: &u32, class: Class| by_kind.get(&(class, view.policy(*code))).map_or(default, |kind| kind.0);
-    let mut out: Vec<(u32, Quota)> = view
-        .groups
-        .iter()
-        .map(|(code, (_, class))| (*code, of(code, *class)))
-        .filter(|(_, quota)| *quota != default)
-        .collect();
-    out.sort_unstable_by_key(|(code, quota)| (*quota != Quota::Closed, *code));
-    out.truncate(limits::QUOTAS_MAX);
-    (default, out)
+    let of = |code: &u32, class: Class| {
+        by_kind.get(&(class, view.policy(*code))).map_or(Quota::Closed, |kind| kind.0)
+    };
+    let common = |open_only: bool| {
+        let kinds = by_kind.iter().filter(|(_, (quota, _))| !open_only || *quota != Quota::Closed);
+        let common = kinds.max_by_key(|(kind, (_, count))| (*count, **kind));
+        common.map_or(Quota::Closed, |(_, (quota, _))| *quota)
+    };
+    let others = |default: Quota| {
+        let all = view.groups.iter().map(|(code, (_, class))| (*code, of(code, *class)));
+        let mut out: Vec<(u32, Quota)> = all.filter(|(_, quota)| *quota != default).collect();
+        out.sort_unstable_by_key(|(code, quota)| (*quota != Quota::Closed, *code));
+        out
+    };
+    let default = common(false);
+    let out = others(default);
+    if out.len() <= limits::QUOTAS_MAX {
+        return (default, out, Vec::new());
+    }
+    let default = common(true);
+    let (closed, mut open): (Vec<_>, Vec<_>) =
+        others(default).into_iter().partition(|(_, quota)| *quota == Quota::Closed);
+    open.truncate(limits::QUOTAS_MAX);
+    (default, open, closed.into_iter().map(|(code, _)| code).collect())
 }
 
 /// What a task says itself about its way.

@@ -128,7 +128,8 @@ impl Loop {
         self.claim.dead_keep_rows = limits::DEAD_KEEP_ROWS.div_ceil(buckets);
         self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
         let view = Arc::clone(&shared.view.borrow());
-        let (asked, draw) = shared.limits.draw(self.bucket.number(), hold.any);
+        let (mut asked, draw) = shared.limits.draw(self.bucket.number(), hold.any);
+        asked.closed.append(&mut hold.closed);
         self.claim.limits = asked;
         self.claim.again();
         let start = clock::mono();

@@ -60,6 +60,8 @@ pub struct ClaimLimits {
     pub purses: Vec<Purse>,
     /// Who pays from what; at most [`limits::RULES_MAX`].
     pub rules: Vec<Rule>,
+    /// Further queues with labels that may not be claimed, whatever else is said of them: as many as there are.
+    pub closed: Vec<u32>,
 }
 
 /// What became of a purse.
@@ -183,7 +185,10 @@ impl Claim {
                 text.extend_from_slice(&group.to_be_bytes());
             }
         }
-        let ClaimLimits { no_retries, rules, purses, .. } = &self.limits;
+        let ClaimLimits { no_retries, rules, purses, closed, .. } = &self.limits;
+        for group in closed {
+            text.extend_from_slice(&group.to_be_bytes());
+        }
         if *no_retries || !rules.is_empty() {
             text.push(u8::from(*no_retries));
             // Purses fill and empty; which lanes pay, and which are closed, changes seldom.
@@ -392,7 +397,14 @@ fn put_limits(args: &mut Args, own: &ClaimLimits) {
         digits::write(&mut code, u128::from(group));
         code
     };
-    args.bytes(if own.no_retries { b"1" } else { b"0" });
+    args.raw(if own.no_retries { b"1" } else { b"0" });
+    let mut closed = own.closed.clone();
+    closed.sort_unstable();
+    closed.dedup();
+    for group in closed {
+        args.raw(&code(group));
+    }
+    args.cut();
     if own.purses.is_empty() && own.counted.is_empty() {
         return;
     }
@@ -411,9 +423,9 @@ fn put_limits(args: &mut Args, own: &ClaimLimits) {
             Purse::Running(most) => args.bytes(b"r").number(*most),
         };
     }
-    let rules = &own.rules[..own.rules.len().min(limits::RULES_MAX)];
-    args.number(rules.len());
-    for rule in rules {
+    debug_assert!(own.rules.len() <= limits::RULES_MAX);
+    args.number(own.rules.len());
+    for rule in &own.rules {
         let tiers: [u8; 7] =
             std::array::from_fn(|tier| if rule.tiers >> tier & 1 == 1 { b'1' } else { b'0' });
         args.joined(&[&code(rule.group), &tiers]).number(rule.purse + 1);

@@ -98,6 +98,10 @@ fn worker_process() {
                         tokio::time::sleep(Duration::from_millis(400)).await;
                         Ok(())
                     }
+                    Some(b'l') => {
+                        tokio::time::sleep(Duration::from_millis(3_000)).await;
+                        Ok(())
+                    }
                     _ => Ok(()),
                 }
             }
