@@ -6,6 +6,7 @@ use crate::client::{Client, ClientError, Defaults, NewTask, SubmitError};
 use crate::executor::WebhookSettings;
 use crate::limits;
 use crate::model::seal::KeyRing;
+use crate::model::spec::Extras;
 use crate::model::{Namespace, QueueName, Retry};
 use crate::settings::{Loaded, Origin, Settings, Span};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
@@ -145,6 +146,10 @@ pub fn task(loaded: &Loaded, queue: QueueName) -> Result<NewTask, CliError> {
         start_within_ms: span("defaults.start_within", defaults.start_within),
         expire_after_ms: span("defaults.expire_after", defaults.expire_after),
         durability: defaults.durability.parse()?,
+        extras: Extras {
+            dispatch_ms: span("defaults.dispatch_timeout", defaults.dispatch_timeout).map(small),
+            ..Extras::default()
+        },
         ..NewTask::to(queue)
     })
 }

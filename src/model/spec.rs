@@ -91,6 +91,9 @@ pub struct Extras {
     /// Name of the key that the payload was sealed with; see [`super::seal`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed: Option<String>,
+    /// Longest time from hand-out to start in ms, where it is not its queue's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dispatch_ms: Option<u32>,
     /// Web address that is called to have it done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
@@ -224,6 +227,12 @@ impl Spec {
                 Reason::OutOfRange,
                 format!("{lease} ms must lie between 1 s and 24 h"),
             ));
+        }
+        if let Some(ms) = self.extras.dispatch_ms
+            && !(limits::LEASE_MIN_MS..=limits::LEASE_MAX_MS).contains(&i64::from(ms))
+        {
+            let detail = format!("{ms} ms must lie between 1 s and 24 h");
+            return Err(FieldError::new("dispatch_timeout", Reason::OutOfRange, detail));
         }
         if let Some(key) = &self.extras.routing_key {
             check_key("routing_key", key.as_bytes())?;

@@ -29,7 +29,7 @@ pub struct Spread {
 }
 
 /// Bounds of the automatic.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Bounds {
     /// Fewest buckets.
     pub min: Option<u16>,

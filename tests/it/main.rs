@@ -10,6 +10,7 @@ mod damage;
 mod dead;
 mod decider;
 mod digest;
+mod dispatch;
 mod due;
 mod durability;
 mod edit;
