@@ -2,13 +2,16 @@
 
 use minutehand::client::{Client, NewTask};
 use minutehand::dev::redis::ServerOptions;
-use minutehand::dev::wire::{Door, Wire};
+use minutehand::dev::wire::{Answer, Door, Wire};
 use minutehand::executor::Executor;
 use minutehand::model::event::Move;
 use minutehand::model::queue::{LimitSettings, Rate};
-use minutehand::model::{Namespace, Priority, QueueName, State};
+use minutehand::model::{
+    Bucket, Grant, Minute, Namespace, Nonce, Priority, QueueName, State, TaskId, UnixMs,
+};
 use minutehand::pod::{Pod, PodSettings};
-use minutehand::store::{Space, events, read};
+use minutehand::store::member::ExecutorRecord;
+use minutehand::store::{Space, events, member, read};
 use minutehand::testing::bed::Bed;
 use minutehand::testing::fixtures::*;
 use parking_lot::Mutex;
@@ -136,4 +139,42 @@ async fn r4_no_queue_is_unlimited_because_there_are_many_limits() {
     stop.cancel();
     executor.await.unwrap().unwrap();
     pod.await.unwrap().unwrap();
+}
+
+/// 5. A lost executor whose inbox could not be reached just then was forgotten: what lay there stayed for good.
+#[tokio::test]
+async fn r5_a_lost_executor_is_not_forgotten_before_its_inbox_is_empty() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let record =
+        ExecutorRecord { id: "ex-1".into(), queues: vec!["q".into()], capacity: 2, ..Default::default() };
+    member::beat_executor(&space, &record).await.unwrap();
+    let offer = member::Offer {
+        id: TaskId::new(Minute(29_408_521), Bucket::new(3).unwrap(), 7),
+        grant: Grant::new(9, Nonce::new(1)),
+        group: 0,
+        urgent: false,
+        ahead: false,
+        due: UnixMs(T0),
+        attempt: 1,
+        not_after: UnixMs(T0 + 15_000),
+        spec: "a spec".into(),
+    };
+    let put = member::offer(&space, "pod", "ex-1", &[], &[offer.encode()], 0, 0).await.unwrap();
+    assert!(matches!(put, member::OfferAnswer::Accepted { normal: 1, .. }));
+    space.inject_now(Some(T0 + 9_001));
+    let lost = async || member::roll(&space).await.unwrap().lost;
+    assert_eq!(lost().await, ["ex-1"]);
+
+    let key = |name: &str| format!("{{{}:x:ex-1}}:{name}", bed.namespace());
+    let redis = |words: &[&str]| bed.server().run(words).unwrap();
+    redis(&["RENAME", &key("inbox"), &key("aside")]);
+    redis(&["SET", &key("inbox"), "not a list"]);
+    assert!(member::leave_executor(&space, "ex-1").await.is_err());
+    assert_eq!(lost().await, ["ex-1"], "somebody has to come back to it");
+
+    redis(&["RENAME", &key("aside"), &key("inbox")]);
+    assert_eq!(member::leave_executor(&space, "ex-1").await.unwrap(), [offer]);
+    assert!(lost().await.is_empty());
+    assert_eq!(redis(&["EXISTS", &key("inbox"), &key("slots")]), Answer::Int(0));
 }

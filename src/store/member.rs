@@ -237,10 +237,14 @@ pub async fn leave_pod(space: &Space, id: &str) -> Result<(), StoreError> {
 }
 
 /// An executor goes in order, or is known to be dead: its inbox is closed, and what was still in it is answered,
-/// to be handed back.
+/// to be handed back. The inbox first: while it cannot be reached, the executor stays known, or known as lost, and
+/// somebody comes back to it.
 pub async fn leave_executor(space: &Space, id: &str) -> Result<Vec<Offer>, StoreError> {
-    leave(space, EXECUTORS, id).await?;
-    drain_inbox(space, id).await
+    let offers = drain_inbox(space, id).await?;
+    if let Err(error) = leave(space, EXECUTORS, id).await {
+        tracing::info!(executor = id, %error, "its inbox is empty, but it could not be signed off; it will count as lost");
+    }
+    Ok(offers)
 }
 
 /// Closes an executor's inbox and empties it.
