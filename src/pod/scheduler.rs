@@ -39,6 +39,7 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
             ..Claim::new(&shared.settings.id, due::random_16())
         },
         seen: None,
+        held_us: None,
         room_seen: 0,
         opened: shared.dispatcher.opened(),
         wants_room: false,
@@ -90,6 +91,8 @@ struct Loop {
     limited: Arc<Notify>,
     /// Redis's time as last seen, and when.
     seen: Option<(UnixMs, Instant)>,
+    /// Where a test held the time.
+    held_us: Option<i64>,
     /// How often room had become free when the last claim was made.
     room_seen: u64,
     /// Changes when a queue is served that was not.
@@ -125,8 +128,14 @@ impl Loop {
         let buckets = usize::from(spread.buckets.max(1)) + spread.closing.len();
         self.claim.events_max_bytes = limits::EVENTS_MAX_BYTES / buckets;
         self.claim.dead_keep_rows = limits::DEAD_KEEP_ROWS.div_ceil(buckets);
-        self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
+        // Time that a test holds leaps, and is meant to.
+        self.claim.expected_now =
+            self.seen.filter(|_| !shared.space.holds_time()).map(|(now, at)| now.plus(clock::elapsed_ms(at)));
         let view = Arc::clone(&shared.view.borrow());
+        let held_us = shared.space.clock().held_us();
+        if held_us != std::mem::replace(&mut self.held_us, held_us) {
+            shared.limits.leapt();
+        }
         let (asked, draw) = shared.limits.draw(self.bucket.number(), hold.any);
         self.claim.limits = asked;
         self.claim.again();
@@ -183,6 +192,7 @@ impl Loop {
             }
         };
         self.meter.worked(start, tasks);
+        shared.tally.visits.fetch_add(1, Ordering::Relaxed);
         let wants = matches!(next, Next::Now | Next::Room);
         shared.dispatcher.wants_room(self.wants_room, wants);
         self.wants_room = wants;
