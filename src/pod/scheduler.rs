@@ -74,8 +74,8 @@ enum Next {
     At(UnixMs),
     /// The same without the poll, for as long as wake-ups are known to arrive: nothing runs here.
     Rest(UnixMs),
-    /// When an executor has room, or after the poll.
-    Room,
+    /// When an executor has room, or an urgent task falls due, for which there is other room, or after the poll.
+    Room(Option<UnixMs>),
     /// After a while, wake-ups or not.
     After(Duration),
     /// After a while, or when a holder lets go.
@@ -193,10 +193,10 @@ impl Loop {
         };
         self.meter.worked(start, tasks);
         shared.tally.visits.fetch_add(1, Ordering::Relaxed);
-        let wants = matches!(next, Next::Now | Next::Room);
+        let wants = matches!(next, Next::Now | Next::Room(_));
         shared.dispatcher.wants_room(self.wants_room, wants);
         self.wants_room = wants;
-        if next == Next::Room {
+        if matches!(next, Next::Room(_)) {
             shared.dispatcher.seek_room(&shared);
         }
         next
@@ -253,12 +253,12 @@ impl Loop {
         }
         // Something ripe is left: come again at once if that may bring something, else when there is room.
         if claimed.backlog > 0 {
-            return if limit > 0 && count > 0 { Next::Now } else { Next::Room };
+            return if limit > 0 && count > 0 { Next::Now } else { Next::Room(claimed.next_due) };
         }
         let rest = claimed.now.plus(limits::REST_MS.max(self.shared.settings.poll_ms));
         match claimed.next_due {
             // Ripe, and yet not granted: the quotas or the room forbade it.
-            Some(due) if due <= claimed.now && (limit == 0 || starved) => Next::Room,
+            Some(due) if due <= claimed.now && (limit == 0 || starved) => Next::Room(None),
             Some(due) if due <= claimed.now && count == 0 => Next::After(Duration::from_millis(1)),
             Some(due) => {
                 let more = !starved && limit < self.shared.settings.claim_rows;
@@ -317,7 +317,7 @@ impl Loop {
         let metrics = metric::handles();
         let room = self.shared.dispatcher.room().notified();
         // Room that became free during the claim counts: its message is gone already.
-        if next == Next::Room && self.shared.dispatcher.room_version() != self.room_seen {
+        if matches!(next, Next::Room(_)) && self.shared.dispatcher.room_version() != self.room_seen {
             return tokio::select! {
                 () = stop.cancelled() => false,
                 () = tokio::time::sleep(Duration::from_millis(1)) => true,
@@ -374,11 +374,14 @@ impl Loop {
                     break;
                 }
             }
-            Next::Room => {
+            Next::Room(urgent) => {
                 let start = clock::mono();
+                let due = urgent.map_or(poll, |due| self.shared.space.clock().until_ms(due.0));
                 tokio::select! {
                     () = stop.cancelled() => return false,
-                    () = tokio::time::sleep(poll) => metrics.wakeups.add("poll", 1),
+                    () = tokio::time::sleep(poll.min(due)) => {
+                        metrics.wakeups.add(if due < poll { "due" } else { "poll" }, 1);
+                    }
                     () = room => metrics.wakeups.add("room", 1),
                     () = self.limited.notified() => metrics.wakeups.add("limit", 1),
                     wake = self.wakes.recv() => {

@@ -4,7 +4,7 @@ use minutehand::client::{Client, Due, NewTask};
 use minutehand::clock;
 use minutehand::dev::redis::ServerOptions;
 use minutehand::executor::Executor;
-use minutehand::model::{Namespace, QueueName, State, TaskId};
+use minutehand::model::{Namespace, Priority, QueueName, State, TaskId};
 use minutehand::pod::PodSettings;
 use minutehand::store::member::{self, ExecutorRecord, Take};
 use minutehand::store::run::{self, AckAnswer, AckRow, Outcome};
@@ -150,6 +150,41 @@ async fn tasks_that_nobody_serves_wait_and_hold_nobody_up() {
     assert_eq!(view.state, State::Pending);
     stop.cancel();
     handle.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_urgent_task_is_on_time_while_others_wait_for_room() {
+    let bed = Bed::shared().await.unwrap();
+    let space = bed.open().await.unwrap();
+    let client = Client::new(space.clone());
+    // Room never comes, and the poll far too late.
+    let settings = PodSettings { poll_ms: 20_000, lock_ms: 30_000, ..named("pod-a") };
+    let (stop, handle) = start_pod(&space, settings);
+    let (open, gate) = tokio::sync::watch::channel(false);
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let executor =
+        Executor::builder(space.clone()).slots(1).urgent_slots(1).handle("push", move |task, _| {
+            let (mut gate, told) = (gate.clone(), tell.send(task.priority));
+            async move {
+                told?;
+                if !task.priority.is_urgent() {
+                    gate.wait_for(|open| *open).await?;
+                }
+                Ok(())
+            }
+        });
+    let executor = tokio::spawn(executor.build().unwrap().run(stop.clone()));
+    let mut next =
+        async || tokio::time::timeout(Duration::from_secs(10), told.recv()).await.unwrap().unwrap();
+    let low = NewTask { priority: Priority::P5, ..push(Due::Now) };
+    client.submit_batch(vec![low; 50]).await.unwrap();
+    assert_eq!(next().await, Priority::P5);
+    client.submit(NewTask { priority: Priority::P0, ..push(Due::In(500)) }).await.unwrap();
+    assert_eq!(next().await, Priority::P0, "it has a slot of its own");
+    open.send_replace(true);
+    stop.cancel();
+    handle.await.unwrap();
+    executor.await.unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
