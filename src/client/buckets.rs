@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::task::JoinSet;
 
 /// How a namespace is spread, and what was last decided on it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct SpreadView {
     /// Buckets that take new tasks.
     pub buckets: u16,
@@ -44,7 +44,8 @@ pub struct SpreadView {
     pub wanted_executors: Option<u16>,
     /// When the last decision was made.
     pub decided: Option<String>,
-    /// The last decision.
+    /// The last decision: what was to be done, and why.
+    #[schema(value_type = Option<Object>)]
     pub decision: Option<Decision>,
 }
 

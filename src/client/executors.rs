@@ -6,7 +6,7 @@ use crate::store::member::{self, ExecutorRecord};
 use serde::Serialize;
 
 /// An executor as people see it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct ExecutorView {
     /// As it reported itself.
     #[serde(flatten)]
@@ -18,7 +18,7 @@ pub struct ExecutorView {
 }
 
 /// Slots by pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct Pools {
     /// For every priority.
     pub normal: u32,
@@ -27,7 +27,7 @@ pub struct Pools {
 }
 
 /// What became of a wish to drain or resume an executor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct Drained {
     /// The executor.
     pub id: String,

@@ -4,12 +4,13 @@ use super::holds::{BreakerStatus, HeldQueue, Holds};
 use super::{Client, ClientError, repeat};
 use crate::model::route::why::{self, Offered};
 use crate::model::{
-    Bucket, Labels, LaneCode, LaneGroup, Phase, PlanName, Priority, QueueName, Spec, State, TaskId, UnixMs,
+    Bucket, Labels, LaneCode, LaneGroup, Phase, PlanName, Priority, Progress, QueueName, Spec, State, TaskId,
+    UnixMs,
 };
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Frozen;
 use crate::store::read::{self, Attempt, BucketCounts, Found, Lags};
-use crate::store::{Space, StoreError, member};
+use crate::store::{Space, StoreError, member, run};
 use serde::{Serialize, Serializer};
 use tokio::task::JoinSet;
 
@@ -69,6 +70,9 @@ pub struct TaskView {
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "time_text")]
     #[schema(value_type = Option<String>)]
     pub lease_until: Option<UnixMs>,
+    /// How far it is, where its handler says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
     /// Whether it was asked to stop.
     pub cancel_asked: bool,
     /// Why it died.
@@ -468,6 +472,10 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         Some(group) if view == "ready" => unserved(space, group).await?,
         _ => None,
     };
+    let progress = match view {
+        "started" => run::marked(space, id, Progress::FIELD).await?,
+        _ => None,
+    };
     let labels = group.as_ref().map(|group| group.labels.clone()).unwrap_or_else(Labels::default);
     Ok(TaskView {
         id,
@@ -493,6 +501,7 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
             .map(|run| run.grant.fence())
             .or(found.place.map(|place| place.fence).filter(|f| *f > 0)),
         lease_until: found.run.as_ref().map(|run| run.deadline),
+        progress: progress.and_then(|bytes| serde_json::from_slice(&bytes).ok()),
         cancel_asked: found.run.as_ref().is_some_and(|run| run.cancel),
         reason: found.dead.map(|(reason, _)| reason),
         attempts: found.attempts,

@@ -11,15 +11,15 @@ use super::link::{ExecutorRecord, Outcome, Take};
 use super::{ANY_QUEUE, backoff};
 use crate::model::spec::Extras;
 use crate::model::{
-    Bucket, ExecutionId, Grant, Labels, LaneGroup, Priority, QueueName, Spec, TaskId, UnixMs,
+    Bucket, ExecutionId, Grant, Labels, LaneGroup, Priority, Progress, QueueName, Spec, TaskId, UnixMs,
 };
 use crate::store::member::{self, Offer};
-use crate::store::run::{self, AckAnswer, AckRow, StartAnswer, StartRow};
+use crate::store::run::{self, AckAnswer, AckRow, MarkAnswer, StartAnswer, StartRow};
 use crate::store::{Space, StoreError, Subscription, due};
 use crate::{clock, limits};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -120,6 +120,9 @@ pub struct Wish {
     pub wait: Duration,
 }
 
+/// Notes of progress that are written at the same time.
+const MARKS_AT_ONCE: usize = 32;
+
 /// What became of a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
@@ -138,6 +141,8 @@ pub struct Door {
 struct Inner {
     space: Space,
     known: Mutex<HashMap<String, Known>>,
+    /// Tasks for which progress was kept through this door; dropped when they end through it.
+    marked: Mutex<HashSet<TaskId>>,
     shutdown: CancellationToken,
 }
 
@@ -158,7 +163,7 @@ impl std::fmt::Debug for Door {
 impl Door {
     /// A door; `shutdown` ends what waits at it.
     pub fn new(space: Space, shutdown: CancellationToken) -> Self {
-        Self { inner: Arc::new(Inner { space, known: Mutex::default(), shutdown }) }
+        Self { inner: Arc::new(Inner { space, known: Mutex::default(), marked: Mutex::default(), shutdown }) }
     }
 
     /// Hands over at most as many tasks as the worker wishes and has slots for; waits for the first.
@@ -347,6 +352,7 @@ impl Door {
         rows: Vec<AckRow>,
         again: bool,
     ) -> Result<Vec<AckAnswer>, StoreError> {
+        let ended: Vec<TaskId> = rows.iter().map(|row| row.id).collect();
         let mut answers = vec![AckAnswer::Stale; rows.len()];
         let mut by_bucket: BTreeMap<Bucket, Vec<(usize, AckRow)>> = BTreeMap::new();
         for (at, row) in rows.into_iter().enumerate() {
@@ -378,6 +384,49 @@ impl Door {
             super::observe::acked(&found, sent.elapsed());
             for (place, answer) in places.into_iter().zip(found) {
                 answers[place] = answer;
+            }
+        }
+        self.forget_progress(ended.into_iter().zip(&answers));
+        Ok(answers)
+    }
+
+    /// Drops the progress of tasks that have ended, where it was said through this door. Where it was another one, or
+    /// this fails, it goes by its time.
+    fn forget_progress<'a>(&self, answers: impl Iterator<Item = (TaskId, &'a AckAnswer)>) {
+        let mut marked = self.inner.marked.lock();
+        if marked.is_empty() {
+            return;
+        }
+        let ends = |answer: &AckAnswer| !matches!(answer, AckAnswer::Retrying { .. } | AckAnswer::Stale);
+        let ids: Vec<TaskId> =
+            answers.filter(|(id, answer)| ends(answer) && marked.remove(id)).map(|(id, _)| id).collect();
+        drop(marked);
+        let space = self.inner.space.clone();
+        tokio::spawn(async move {
+            for id in ids {
+                if let Err(error) = run::unmark(&space, id).await {
+                    tracing::debug!(%id, %error, "could not drop the progress of a task");
+                }
+            }
+        });
+    }
+
+    /// Keeps how far workers are with their tasks; the answers stand in the order of the rows.
+    pub async fn progress(&self, rows: &[(ExecutionId, Progress)]) -> Result<Vec<MarkAnswer>, StoreError> {
+        let mut answers = Vec::with_capacity(rows.len());
+        for some in rows.chunks(MARKS_AT_ONCE) {
+            let calls = some.iter().map(|(execution, progress)| async move {
+                let value = serde_json::to_vec(progress).unwrap_or_default();
+                let space = &self.inner.space;
+                run::mark(space, execution.id, execution.grant, Progress::FIELD, value.into()).await
+            });
+            for ((execution, _), answer) in some.iter().zip(futures_util::future::join_all(calls).await) {
+                let answer = answer?;
+                let mut marked = self.inner.marked.lock();
+                if answer == MarkAnswer::Kept && marked.len() < limits::JOURNAL_OPEN_MAX {
+                    marked.insert(execution.id);
+                }
+                answers.push(answer);
             }
         }
         Ok(answers)

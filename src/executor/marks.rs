@@ -6,7 +6,7 @@
 use super::handler::{Context, HandlerError};
 use crate::clock;
 use crate::limits;
-use crate::model::ExecutionId;
+use crate::model::{ExecutionId, Progress};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -20,8 +20,7 @@ use std::time::{Duration, Instant};
 
 /// How often progress is written at most; what comes between is left out, but for the end.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
-/// Field of the progress, of the checkpoint, and what those of finished steps begin with.
-pub(super) const PROGRESS: &[u8] = b"p";
+/// Field of the checkpoint, and what those of finished steps begin with.
 pub(super) const CHECKPOINT: &[u8] = b"c";
 const ONCE: &[u8] = b"o:";
 
@@ -57,7 +56,7 @@ pub(super) struct MemoryMarks {
 
 impl Marks for MemoryMarks {
     fn put(self: Arc<Self>, _: ExecutionId, field: Vec<u8>, value: Bytes) -> Kept<()> {
-        if field == PROGRESS {
+        if field == Progress::FIELD {
             self.progress.lock().extend(serde_json::from_slice::<Progress>(&value).ok());
         }
         self.fields.lock().insert(field, value);
@@ -70,15 +69,6 @@ impl Marks for MemoryMarks {
     }
 }
 
-/// How far a handler is.
-#[derive(Debug, Clone, PartialEq, Serialize, serde::Deserialize)]
-pub struct Progress {
-    /// The part that is done, 0 to 1.
-    pub part: f64,
-    /// What it does, in words.
-    pub text: String,
-}
-
 /// When progress was last written.
 #[derive(Debug, Default)]
 pub(super) struct LastProgress(Mutex<Option<Instant>>);
@@ -87,21 +77,20 @@ impl Context {
     /// Says how far the handler is, for those who look at the task: the part done, 0 to 1, and what it does.
     /// At most one a second is written; failing to is no failure of the task.
     pub async fn progress(&self, part: f64, text: impl Into<String>) {
-        let part = if part.is_nan() { 0.0 } else { part.clamp(0.0, 1.0) };
+        let progress = Progress::new(part, text);
         {
             let mut last = self.last_progress.0.lock();
             let now = clock::mono();
-            if part < 1.0 && last.is_some_and(|at| now.saturating_duration_since(at) < PROGRESS_EVERY) {
+            if progress.part < 1.0
+                && last.is_some_and(|at| now.saturating_duration_since(at) < PROGRESS_EVERY)
+            {
                 return;
             }
             *last = Some(now);
         }
-        let mut text: String = text.into();
-        if let Some((end, _)) = text.char_indices().nth(limits::PROGRESS_TEXT_MAX_CHARS) {
-            text.truncate(end);
-        }
-        let Ok(value) = serde_json::to_vec(&Progress { part, text }) else { return };
-        if let Err(error) = Arc::clone(&self.marks).put(self.execution, PROGRESS.to_vec(), value.into()).await
+        let Ok(value) = serde_json::to_vec(&progress) else { return };
+        if let Err(error) =
+            Arc::clone(&self.marks).put(self.execution, Progress::FIELD.to_vec(), value.into()).await
         {
             tracing::debug!(execution = %self.execution, %error, "could not say how far a task is");
         }

@@ -65,11 +65,12 @@ mod fake;
 #[cfg(test)]
 mod tests;
 
+pub use crate::model::Progress;
 pub use command::{discard, exec};
 pub use handler::{Context, HandlerError, HandlerFuture, HandlerResult, Stop, Task};
 pub use journal::JournalError;
 pub use layer::Next;
-pub use marks::{MarkError, Progress};
+pub use marks::MarkError;
 pub use stats::{ExecutorReport, Lag, Stats};
 pub use transport::{Local, Transport};
 pub use trial::{Trial, Tried};
@@ -381,11 +382,7 @@ impl ExecutorBuilder {
         F: Fn(T, Context) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = HandlerResult> + Send + 'static,
     {
-        let handler = Arc::new(handler);
-        self.handle(queue, move |task, context| {
-            let handler = Arc::clone(&handler);
-            async move { handler(task.json()?, context).await }
-        })
+        self.handle_read(queue, Task::json, handler)
     }
 
     /// The same for payloads that are msgpack, as an import writes them.
@@ -395,10 +392,25 @@ impl ExecutorBuilder {
         F: Fn(T, Context) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = HandlerResult> + Send + 'static,
     {
+        self.handle_read(queue, Task::msgpack, handler)
+    }
+
+    /// Serves a queue whose payloads are read by `read`.
+    fn handle_read<T, F, Fut>(
+        self,
+        queue: impl Into<String>,
+        read: fn(&Task) -> Result<T, HandlerError>,
+        handler: F,
+    ) -> Self
+    where
+        T: Send + 'static,
+        F: Fn(T, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
         let handler = Arc::new(handler);
         self.handle(queue, move |task, context| {
             let handler = Arc::clone(&handler);
-            async move { handler(task.msgpack()?, context).await }
+            async move { handler(read(&task)?, context).await }
         })
     }
 

@@ -1,7 +1,8 @@
 //! A handler tried out without Redis.
 
 use super::handler::{Context, HandlerResult, Signal, Stop, Task};
-use super::marks::{CHECKPOINT, MemoryMarks, Progress};
+use super::marks::{CHECKPOINT, MemoryMarks};
+use crate::model::Progress;
 use crate::model::field::FieldError;
 use crate::model::spec::Extras;
 use crate::model::{Bucket, ExecutionId, Grant, Labels, Minute, Nonce, Priority, QueueName, TaskId, UnixMs};

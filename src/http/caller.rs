@@ -2,7 +2,7 @@
 
 use super::Api;
 use super::error::Problem;
-use crate::client::Client;
+use crate::client::{Client, TaskView};
 use crate::model::TaskId;
 use crate::model::access::QueuePattern;
 use axum::extract::FromRequestParts;
@@ -58,16 +58,24 @@ impl Caller {
         Err(forbidden("this concerns every queue, and this token is for some only"))
     }
 
+    /// Refuses a task that was looked up and is of a queue that is none of its own.
+    pub fn must_see(&self, task: &TaskView) -> Result<(), Problem> {
+        if self.sees_all() {
+            return Ok(());
+        }
+        match &task.queue {
+            Some(queue) => self.must_have(queue),
+            None => Err(forbidden("the task has ended, so its queue is not known any more")),
+        }
+    }
+
     /// Refuses a task of a queue that is none of its own.
     pub async fn must_have_task(&self, client: &Client, id: TaskId) -> Result<(), Problem> {
         if self.sees_all() {
             return Ok(());
         }
         match client.get(id).await? {
-            Some(task) => match &task.queue {
-                Some(queue) => self.must_have(queue),
-                None => Err(forbidden("the task has ended, so its queue is not known any more")),
-            },
+            Some(task) => self.must_see(&task),
             None => Err(Problem::not_found(format!("there is no task {id}"))),
         }
     }

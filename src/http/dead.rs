@@ -101,73 +101,79 @@ pub(super) async fn show(
     let id = id(&text)?;
     let found = api.client.get(id).await?.filter(|task| task.state == TaskState::Dead);
     let view = found.ok_or_else(|| Problem::not_found(format!("there is no dead letter {id}")))?;
-    if !caller.sees_all() {
-        caller.must_have(view.queue.as_deref().unwrap_or_default())?;
-    }
+    caller.must_see(&view)?;
     answer(view, out)
 }
 
-/// Which dead letters to redrive or delete: by their ids, or all that fit.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({ "queue": "push.sms", "reason": "gateway*", "per_second": 100.0 }))]
-pub(super) struct RedriveBody {
-    /// These.
-    #[serde(default)]
-    #[schema(max_items = 1_000)]
-    ids: Vec<String>,
-    /// Or all of this queue.
-    #[serde(default)]
-    queue: Option<String>,
-    /// Or all whose reason or last error fits this pattern; * stands for anything.
-    #[serde(default)]
-    reason: Option<String>,
-    /// Or all that are dead for at least this long, in ms.
-    #[serde(default)]
-    #[schema(minimum = 0)]
-    older_than_ms: Option<i64>,
-    /// Or every one.
-    #[serde(default)]
-    all: bool,
-    /// At most so many of those that fit, 1,000 if not given.
-    #[serde(default)]
-    #[schema(minimum = 1, maximum = 1_000)]
-    limit: Option<usize>,
-    /// How many of them become due in a second; all at once if not given.
-    #[serde(default)]
-    #[schema(minimum = 0.001)]
-    per_second: Option<f64>,
+/// A body that says which dead letters, and perhaps more. Serde's `flatten` would do, but then a field that is wrong is not
+/// named any more.
+macro_rules! body {
+    ($(#[$of_it:meta])* $name:ident { $($(#[$of_field:meta])* $field:ident: $kind:ty,)* }) => {
+        #[derive(Debug, Deserialize, ToSchema)]
+        #[serde(deny_unknown_fields)]
+        $(#[$of_it])*
+        pub(super) struct $name {
+            /// These.
+            #[serde(default)]
+            #[schema(max_items = 1_000)]
+            ids: Vec<String>,
+            /// Or all of this queue.
+            #[serde(default)]
+            queue: Option<String>,
+            /// Or all whose reason or last error fits this pattern; * stands for anything.
+            #[serde(default)]
+            reason: Option<String>,
+            /// Or all that are dead for at least this long, in ms.
+            #[serde(default)]
+            #[schema(minimum = 0)]
+            older_than_ms: Option<i64>,
+            /// Or every one.
+            #[serde(default)]
+            all: bool,
+            /// At most so many of those that fit, 1,000 if not given.
+            #[serde(default)]
+            #[schema(minimum = 1, maximum = 1_000)]
+            limit: Option<usize>,
+            $($(#[$of_field])* $field: $kind,)*
+        }
+
+        impl From<$name> for Which {
+            fn from(body: $name) -> Self {
+                let $name { ids, queue, reason, older_than_ms, all, limit, .. } = body;
+                Self { ids, queue, reason, older_than_ms, all, limit }
+            }
+        }
+    };
 }
 
-/// Which dead letters to delete: by their ids, or all that fit.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({ "queue": "push.sms", "older_than_ms": 86_400_000 }))]
-pub(super) struct DeleteBody {
-    /// These.
-    #[serde(default)]
-    #[schema(max_items = 1_000)]
+body! {
+    /// Which dead letters to redrive: by their ids, or all that fit.
+    #[schema(example = json!({ "queue": "push.sms", "reason": "gateway*", "per_second": 100.0 }))]
+    RedriveBody {
+        /// How many of them become due in a second; all at once if not given.
+        #[serde(default)]
+        #[schema(minimum = 0.001)]
+        per_second: Option<f64>,
+    }
+}
+
+body! {
+    /// Which dead letters to delete: by their ids, or all that fit.
+    #[schema(example = json!({ "queue": "push.sms", "older_than_ms": 86_400_000 }))]
+    DeleteBody {}
+}
+
+/// Which dead letters, as a body says it.
+struct Which {
     ids: Vec<String>,
-    /// Or all of this queue.
-    #[serde(default)]
     queue: Option<String>,
-    /// Or all whose reason or last error fits this pattern; * stands for anything.
-    #[serde(default)]
     reason: Option<String>,
-    /// Or all that are dead for at least this long, in ms.
-    #[serde(default)]
-    #[schema(minimum = 0)]
     older_than_ms: Option<i64>,
-    /// Or every one.
-    #[serde(default)]
     all: bool,
-    /// At most so many of those that fit, 1,000 if not given.
-    #[serde(default)]
-    #[schema(minimum = 1, maximum = 1_000)]
     limit: Option<usize>,
 }
 
-async fn chosen(api: &Api, caller: &Caller, body: DeleteBody) -> Result<Vec<TaskId>, Problem> {
+async fn chosen(api: &Api, caller: &Caller, body: Which) -> Result<Vec<TaskId>, Problem> {
     let filtered = body.queue.is_some() || body.reason.is_some() || body.older_than_ms.is_some();
     let limit = body.limit.unwrap_or(LETTERS_MAX);
     if !(1..=LETTERS_MAX).contains(&limit) {
@@ -225,9 +231,8 @@ pub(super) async fn redrive(
     if body.per_second.is_some_and(|rate| !(0.001..=1e9).contains(&rate)) {
         return Err(Problem::field("per_second", Reason::OutOfRange, "it must be at least 0.001"));
     }
-    let RedriveBody { ids, queue, reason, older_than_ms, all, limit, per_second } = body;
-    let which = DeleteBody { ids, queue, reason, older_than_ms, all, limit };
-    let ids = chosen(&api, &caller, which).await?;
+    let per_second = body.per_second;
+    let ids = chosen(&api, &caller, body.into()).await?;
     out.ok(&api.client.redrive(&ids, per_second, caller.who()).await?)
 }
 
@@ -252,7 +257,7 @@ pub(super) async fn delete(
     out: Out,
     Wire(body): Wire<DeleteBody>,
 ) -> Result<Response, Problem> {
-    let ids = chosen(&api, &caller, body).await?;
+    let ids = chosen(&api, &caller, body.into()).await?;
     let deleted = api.client.dead_delete(&ids, caller.who()).await?;
     out.ok(&DeletedAnswer { deleted, unknown: (ids.len() as u64).saturating_sub(deleted) })
 }

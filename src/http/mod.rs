@@ -11,12 +11,15 @@ mod bulk;
 mod caller;
 mod dead;
 mod docs;
+mod edit;
 mod error;
 mod events;
+mod executors;
 mod freeze;
 pub mod health;
 mod new_task;
 mod poll;
+mod progress;
 mod queues;
 mod quota;
 mod serve;
@@ -155,6 +158,7 @@ fn routes(api: &Api) -> (Router<Api>, OpenApi) {
     let submit = OpenApiRouter::new()
         .routes(routes!(tasks::submit))
         .routes(routes!(tasks::cancel))
+        .routes(routes!(edit::edit))
         .routes(routes!(tasks::reschedule))
         .routes(routes!(tasks::reprioritize));
     let look_up = OpenApiRouter::new().routes(routes!(tasks::get)).routes(routes!(tasks::trace));
@@ -169,13 +173,16 @@ fn routes(api: &Api) -> (Router<Api>, OpenApi) {
         .routes(routes!(status::spread))
         .routes(routes!(quota::show))
         .routes(routes!(status::pods))
-        .routes(routes!(status::executors));
+        .routes(routes!(executors::list))
+        .routes(routes!(executors::show));
     let operate = OpenApiRouter::new()
         .routes(routes!(freeze::freeze))
         .routes(routes!(freeze::thaw))
         .routes(routes!(queues::set))
         .routes(routes!(queues::pause))
         .routes(routes!(queues::resume))
+        .routes(routes!(executors::drain))
+        .routes(routes!(executors::resume))
         .routes(routes!(dead::redrive))
         .routes(routes!(dead::delete));
     let admin = OpenApiRouter::new()
@@ -188,6 +195,7 @@ fn routes(api: &Api) -> (Router<Api>, OpenApi) {
     let work = OpenApiRouter::new()
         .routes(routes!(poll::acks))
         .routes(routes!(poll::renew))
+        .routes(routes!(progress::progress))
         .routes(routes!(poll::leave));
     let wait = OpenApiRouter::new().routes(routes!(poll::poll));
     let bulk = OpenApiRouter::new().routes(routes!(bulk::bulk));

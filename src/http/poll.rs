@@ -130,7 +130,7 @@ pub(super) struct PollAnswer {
     acks: Vec<AckedRow>,
 }
 
-fn worker_id(text: &str) -> Result<(), Problem> {
+pub(super) fn worker_id(text: &str) -> Result<(), Problem> {
     check_name("worker", text, WORKER_ID_MAX_BYTES)?;
     Ok(())
 }
@@ -336,7 +336,7 @@ pub(super) struct AcksAnswer {
 /// An outcome, or nothing for a task that is handed back.
 type Reported = (ExecutionId, Option<AckRow>);
 
-fn execution(text: &str) -> Result<ExecutionId, Problem> {
+pub(super) fn execution(text: &str) -> Result<ExecutionId, Problem> {
     text.parse::<ExecutionId>().map_err(|_| {
         Problem::field("execution_id", Reason::InvalidType, format!("{} is no execution id", shown(text)))
     })

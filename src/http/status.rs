@@ -1,12 +1,12 @@
-//! `/v1/status`, `/v1/check`, `/v1/buckets`, `/v1/spread`, `/v1/pods` and `/v1/executors`: how things stand.
+//! `/v1/status`, `/v1/check`, `/v1/buckets`, `/v1/spread` and `/v1/pods`: how things stand.
 
 use super::Api;
 use super::caller::Caller;
 use super::error::Problem;
 use super::wire::Out;
-use crate::client::{BucketStatus, Status};
+use crate::client::{BucketStatus, SpreadView, Status};
 use crate::store::check::{CheckOptions, check};
-use crate::store::member::{ExecutorRecord, PodRecord};
+use crate::store::member::PodRecord;
 use axum::extract::State;
 use axum::response::Response;
 use serde::Serialize;
@@ -67,33 +67,14 @@ pub(super) async fn buckets(State(api): State<Api>, caller: Caller, out: Out) ->
     out.ok(&BucketsAnswer { buckets: api.client.status().await?.buckets })
 }
 
-/// How tasks are spread over buckets.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(example = json!({ "key_buckets": 8, "buckets": 16, "holders": 1, "epoch": 2 }))]
-pub(super) struct SpreadAnswer {
-    /// Buckets over which keyed tasks go; fixed for ever.
-    key_buckets: u16,
-    /// Buckets to which new tasks without a key go.
-    buckets: u16,
-    /// Pods that may hold one bucket at a time.
-    holders: u8,
-    /// Grows with every change.
-    epoch: u64,
-}
-
-/// How tasks are spread over buckets.
+/// How tasks are spread over buckets, within which bounds, what closes, what was last decided and how many pods and
+/// executors would do.
 #[utoipa::path(
     get, path = "/v1/spread", tag = "status",
-    responses((status = 200, description = "the spread", body = SpreadAnswer))
+    responses((status = 200, description = "the spread", body = SpreadView))
 )]
 pub(super) async fn spread(State(api): State<Api>, out: Out) -> Result<Response, Problem> {
-    let spread = api.client.space().refresh_spread().await?;
-    out.ok(&SpreadAnswer {
-        key_buckets: spread.key_buckets,
-        buckets: spread.buckets,
-        holders: spread.holders,
-        epoch: spread.epoch,
-    })
+    out.ok(&api.client.spread().await?)
 }
 
 /// Live pods.
@@ -110,20 +91,4 @@ pub(super) struct PodsAnswer {
 )]
 pub(super) async fn pods(State(api): State<Api>, out: Out) -> Result<Response, Problem> {
     out.ok(&PodsAnswer { pods: api.client.pods().await? })
-}
-
-/// Live executors.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct ExecutorsAnswer {
-    /// Each as it last reported itself.
-    executors: Vec<ExecutorRecord>,
-}
-
-/// Live executors.
-#[utoipa::path(
-    get, path = "/v1/executors", tag = "executors",
-    responses((status = 200, description = "all live executors", body = ExecutorsAnswer))
-)]
-pub(super) async fn executors(State(api): State<Api>, out: Out) -> Result<Response, Problem> {
-    out.ok(&ExecutorsAnswer { executors: api.client.executors().await? })
 }

@@ -103,9 +103,7 @@ pub(super) async fn get(
     let view = found.ok_or_else(|| {
         Problem::not_found(format!("there is no task {id}, or it ended too long ago to be remembered"))
     })?;
-    if !caller.sees_all() {
-        caller.must_have(view.queue.as_deref().unwrap_or_default())?;
-    }
+    caller.must_see(&view)?;
     answer(view, out)
 }
 

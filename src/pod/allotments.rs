@@ -10,6 +10,7 @@ use super::view::View;
 use crate::clock;
 use crate::limits;
 use crate::model::UnixMs;
+use crate::model::complaints::Complaints;
 use crate::model::queue::{LimitOwner, LimitSettings, Rate};
 use crate::store::StoreError;
 use crate::store::due::{ClaimLimits, Claimed, Purse, Rule, Tally};
@@ -31,6 +32,8 @@ const REST: Duration = Duration::from_millis(250);
 const SLEEP_MAX: Duration = Duration::from_millis(250);
 /// Most that is wanted of one window at a time: what one round of claims could take.
 const WANT_MAX: u32 = 2_000;
+/// Where there are more limits than one claim can keep to, their queues take turns of this length.
+const TURN: Duration = Duration::from_secs(1);
 /// How often a pod hears how a breaker stands, where it has nothing to say of it.
 const HEAR_EVERY_MS: i64 = 500;
 /// Tiers of tasks that have failed.
@@ -48,12 +51,27 @@ pub(crate) struct Limits {
     ask: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
     owners: BTreeMap<LimitOwner, Owner>,
+    /// Since when turns are counted.
+    born: Instant,
+    crowded: Complaints,
     no_retries: bool,
     /// Wakes the claim loops, by bucket.
     loops: HashMap<u16, Arc<Notify>>,
+}
+
+impl Default for Inner {
+    fn default() -> Self {
+        Self {
+            owners: BTreeMap::new(),
+            born: clock::mono(),
+            crowded: Complaints::default(),
+            no_retries: false,
+            loops: HashMap::new(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -240,6 +258,14 @@ impl Owner {
         at.map(|at| self.rest_until.map_or(at, |rest| at.max(rest)))
     }
 
+    /// Rules that each of its queues with labels adds to a claim; one that is only counted takes room as well.
+    fn rules(&self) -> usize {
+        let rules = self.windows.len()
+            + usize::from(self.settings.running.is_some())
+            + usize::from(self.held().is_some());
+        rules.max(usize::from(self.settings.counts()))
+    }
+
     /// What to ask for now. Shares that are not in use by a claim are given up first.
     fn ask(&mut self, now: Instant) -> Ask {
         self.asking = true;
@@ -316,6 +342,38 @@ impl Owner {
     }
 }
 
+/// Which queues with labels stand aside because all limits together have more rules than one claim may: none goes
+/// unlimited. `turn` says whose they are not, so that each has its own.
+fn aside<'a>(owners: impl Iterator<Item = (&'a [u32], usize)>, turn: u64) -> Vec<u32> {
+    let (mut rules, mut all): (BTreeMap<u32, usize>, usize) = (BTreeMap::new(), 0);
+    let owners: Vec<_> = owners.collect();
+    for (groups, each) in &owners {
+        all += groups.len() * each;
+    }
+    if all <= limits::RULES_MAX {
+        return Vec::new();
+    }
+    for (groups, each) in owners {
+        for group in groups {
+            *rules.entry(*group).or_default() += each;
+        }
+    }
+    // Each turn goes on with about the next that fit.
+    let fit = (rules.len() * limits::RULES_MAX / all).max(1);
+    let start = (turn % rules.len() as u64) as usize * fit % rules.len();
+    let mut left = limits::RULES_MAX;
+    let order = rules.iter().skip(start).chain(rules.iter().take(start));
+    let mut out: Vec<u32> = order
+        .filter_map(|(group, rules)| {
+            let fits = left >= *rules;
+            left = if fits { left - rules } else { 0 };
+            (!fits).then_some(*group)
+        })
+        .collect();
+    out.sort_unstable();
+    out
+}
+
 impl Limits {
     /// Takes in a new view.
     pub fn learn(&self, view: &View) {
@@ -381,8 +439,26 @@ impl Limits {
         let (mut out, mut draw) = (ClaimLimits::default(), Draw::default());
         out.no_retries = inner.no_retries;
         let now = clock::mono();
+        let turn = now.saturating_duration_since(inner.born).as_secs() / TURN.as_secs();
+        let aside = aside(inner.owners.values().map(|owner| (&owner.groups[..], owner.rules())), turn);
+        if !aside.is_empty()
+            && let Some(more) = inner.crowded.tell("rules", now)
+        {
+            tracing::warn!(
+                queues_aside = aside.len(),
+                at_most = limits::RULES_MAX,
+                more_like_it = more,
+                "more limits than one claim can keep to; their queues take turns of a second"
+            );
+        }
         for (name, owner) in &mut inner.owners {
-            let groups = owner.groups.clone();
+            let mut groups = owner.groups.clone();
+            if !aside.is_empty() {
+                groups.retain(|group| aside.binary_search(group).is_err());
+                if groups.is_empty() {
+                    continue;
+                }
+            }
             let mut pay = |purse: Purse, tiers: u8, source: Source| {
                 for group in &groups {
                     out.rules.push(Rule { group: *group, tiers, purse: out.purses.len() });
@@ -427,10 +503,7 @@ impl Limits {
         counted.sort_unstable();
         counted.dedup();
         out.counted = counted;
-        // Beyond the bound nothing goes unlimited: such queues stand aside in this claim.
-        if out.rules.len() > limits::RULES_MAX {
-            tracing::warn!(rules = out.rules.len(), "too many limits for one claim; some queues wait");
-        }
+        out.closed = aside;
         (out, draw)
     }
 
@@ -626,5 +699,28 @@ pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
         if let Err(error) = queue::allot(&shared.space, &owner, &shared.settings.id, &ask).await {
             tracing::debug!(%owner, %error, "could not give back what is left of a limit; it comes back by itself");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn queues_beyond_the_bound_stand_aside_and_each_has_its_turn() {
+        let few: Vec<u32> = (0..64).collect();
+        assert!(aside([(&few[..], 8)].into_iter(), 0).is_empty());
+        let many: Vec<u32> = (0..1_500).collect();
+        let owners = [(&many[..], 2), (&many[..300], 1)];
+        let mut let_in = BTreeSet::new();
+        for turn in 0..12 {
+            let aside: BTreeSet<u32> = aside(owners.into_iter(), turn).into_iter().collect();
+            let rules: usize =
+                many.iter().filter(|g| !aside.contains(g)).map(|g| if *g < 300 { 3 } else { 2 }).sum();
+            assert!((limits::RULES_MAX - 2..=limits::RULES_MAX).contains(&rules), "{rules} in turn {turn}");
+            let_in.extend(many.iter().copied().filter(|group| !aside.contains(group)));
+        }
+        assert_eq!(let_in.len(), many.len());
     }
 }

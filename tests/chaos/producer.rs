@@ -70,6 +70,8 @@ pub async fn produce(client: Client, mut rng: fastrand::Rng, plan: Plan) -> Know
             let payload = match rng.u32(0..100) {
                 0..8 => "fails at first",
                 8..11 => "slow",
+                // Longer than a lease: still in somebody's hands when a frozen executor comes back to its own.
+                11 => "long",
                 _ => "plain",
             };
             // One in three has a key, and of those one in five was used shortly before.

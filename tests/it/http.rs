@@ -1,5 +1,7 @@
 //! The HTTP port, asked by a real client over a real socket.
 
+mod steer;
+
 use minutehand::client::{Client, NewTask, NewToken};
 use minutehand::executor::{Executor, HandlerError};
 use minutehand::http::{Api, Door as Access, Ops, router, serve};
@@ -232,6 +234,30 @@ mod serde_bytes_like {
         let bytes: bytes::Bytes = serde::Deserialize::deserialize(deserializer)?;
         Ok(bytes.to_vec())
     }
+}
+
+#[tokio::test]
+async fn a_full_queue_answers_429_and_bulk_rows_one_by_one() {
+    let door = Door::open().await;
+    let set = door.ask(Method::PATCH, "/v1/queues/full").header("content-type", "application/json");
+    let (status, set) = told(set.body(json!({"backlog": 8}).to_string()).send().await.unwrap()).await;
+    assert_eq!((status, &set["settings"]["backlog"]), (200, &json!(8)), "{set}");
+    let task = json!({"queue": "full", "in_ms": 3_600_000});
+    for _ in 0..8 {
+        door.submit(task.clone()).await;
+    }
+    let refused = door.post("/v1/tasks", task.clone()).await;
+    assert_eq!(problem(&refused), (429, "over_backlog", ""));
+    let said = "queue full has as many tasks that have not ended as it may (8); try again when some have";
+    assert_eq!(refused.1["message"], json!(said));
+    let rows = format!("{task}\n{}\n", json!({"queue": "other"}));
+    let bulk = door.ask(Method::POST, "/v1/tasks:bulk").header("content-type", "application/x-ndjson");
+    let text = bulk.body(rows).send().await.unwrap().text().await.unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&rows[0]["error"]["code"], &rows[1]["created"]), (&json!("over_backlog"), &json!(true)));
+    let wrong = door.ask(Method::PATCH, "/v1/queues/full").header("content-type", "application/json");
+    let wrong = told(wrong.body(json!({"backlog": 0}).to_string()).send().await.unwrap()).await;
+    assert_eq!(problem(&wrong), (422, "out_of_range", "backlog"));
 }
 
 #[tokio::test]
@@ -633,6 +659,18 @@ async fn a_worker_polls_runs_and_reports() {
         (&json!("held"), &json!(false))
     );
 
+    // How far it is is shown while it runs.
+    let progress = |execution: &str, part: f64| {
+        let row = json!({"execution_id": execution, "part": part, "text": "page 3 of 6"});
+        door.post("/v1/progress", json!({"worker": "w1", "executions": [row]}))
+    };
+    let (status, kept) = progress(&execution, 0.5).await;
+    assert_eq!((status, &kept["executions"][0]["state"]), (200, &json!("kept")));
+    let (_, shown) = door.get(&format!("/v1/tasks/{id}")).await;
+    assert_eq!(shown["progress"], json!({"part": 0.5, "text": "page 3 of 6"}));
+    assert_eq!(problem(&progress(&execution, 1.5).await), (422, "out_of_range", "part"));
+    assert_eq!(problem(&progress("x", 0.5).await), (422, "invalid_type", "execution_id"));
+
     // It fails, is tried again under another name, and succeeds; the outcome comes along with a poll.
     let ack = |execution: &str, outcome: &str| json!({"execution_id": execution, "outcome": outcome, "error": "boom", "took_ms": 3, "lag_ms": 1});
     let mut failed = ack(&execution, "retry_after");
@@ -644,6 +682,7 @@ async fn a_worker_polls_runs_and_reports() {
     let answer = poll(json!({})).await;
     let second = answer["tasks"][0]["execution_id"].as_str().unwrap().to_owned();
     assert_ne!(second, execution);
+    assert_eq!(progress(&execution, 0.9).await.1["executions"][0]["state"], json!("stale"));
     let (_, late) =
         door.post("/v1/acks", json!({"worker": "w1", "acks": [ack(&execution, "succeeded")]})).await;
     assert_eq!(late["acks"][0]["state"], json!("stale"));
@@ -653,6 +692,28 @@ async fn a_worker_polls_runs_and_reports() {
         .post("/v1/acks", json!({"worker": "w1", "again": true, "acks": [ack(&second, "succeeded")]}))
         .await;
     assert_eq!(again["acks"][0]["state"], json!("known"));
+
+    // What was said of its progress goes with it.
+    let mark: bytes::Bytes = door
+        .space
+        .guard(id.parse::<minutehand::model::TaskId>().unwrap().bucket())
+        .key(&format!("mark:{id}"));
+    let gone = tokio::time::timeout(Duration::from_secs(20), async {
+        let at = minutehand::store::At::Key(&mark);
+        while door
+            .space
+            .store()
+            .command("EXISTS", at, vec![mark.clone()])
+            .await
+            .unwrap()
+            .int("EXISTS")
+            .unwrap()
+            == 1
+        {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    gone.await.unwrap();
 
     // Many at once, never more than the slots; what is given back comes again, uncounted.
     for n in 0..20 {
