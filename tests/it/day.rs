@@ -136,3 +136,52 @@ async fn a_handler_that_waits_for_time_is_named_and_time_can_be_moved_by_force()
     assert_eq!(day.client().counts().await.unwrap().0.succeeded, 1);
     day.end().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_all_tasks_of_a_day_one_meets_a_subject_first_also_when_it_is_tried_again() {
+    let bed = Bed::shared().await.unwrap();
+    let (day, _) = day(&bed).await;
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let day = day
+        .handle("promo", move |task, ctx| {
+            let tell = tell.clone();
+            async move {
+                let user: u64 = std::str::from_utf8(&task.payload)?.parse()?;
+                let first = ctx.first_today("promotions", user).await?;
+                tell.send((user, first, task.attempt))?;
+                if first && task.attempt == 1 {
+                    return Err(HandlerError::retry_after(60_000, true, "once more"));
+                }
+                Ok(())
+            }
+        })
+        .start()
+        .unwrap();
+    // Two segments and the ends of what a number may be.
+    let users = [0, 7, (1 << 20) - 1, 1 << 20, u64::MAX];
+    let mut ask = async |after: Duration| {
+        for user in users {
+            for delay in [1_000, 2_000] {
+                let task = NewTask { due: Due::In(delay), ..NewTask::to(queue("promo")) };
+                day.client()
+                    .submit(NewTask { payload: user.to_string().into(), retries: Some(2), ..task })
+                    .await
+                    .unwrap();
+            }
+        }
+        day.pass(after).await.unwrap();
+        let mut found = Vec::new();
+        while let Ok(one) = told.try_recv() {
+            found.push(one);
+        }
+        found.sort_unstable();
+        found
+    };
+    let wanted: Vec<_> =
+        users.iter().flat_map(|user| [(*user, false, 1), (*user, true, 1), (*user, true, 2)]).collect();
+    assert_eq!(ask(Duration::from_secs(12 * 3_600)).await, wanted);
+    let none: Vec<_> = users.iter().flat_map(|user| [(*user, false, 1); 2]).collect();
+    assert_eq!(ask(Duration::from_secs(12 * 3_600)).await, none, "it is the same day");
+    assert_eq!(ask(Duration::from_secs(3_600)).await, wanted, "and this is the next one");
+    day.end().await.unwrap();
+}
