@@ -156,6 +156,8 @@ async fn a_namespace_is_not_felt_by_the_backlog_of_another() {
     let louds = start(&loud, "loud", tell, 20);
     until("the loud ones run", async || other.counts().await.unwrap().0.succeeded > 100).await;
     let beside = lags(&client, &mut heard).await;
+    let ended = async || client.counts().await.unwrap().0.succeeded == 3 * CALM as i64;
+    until("all outcomes are accepted", ended).await;
     let (mine, theirs) = (client.status().await.unwrap(), other.status().await.unwrap());
     assert_eq!((mine.counts.succeeded, mine.counts.submitted), (3 * CALM as i64, 3 * CALM as i64));
     assert_eq!((mine.executors.len(), theirs.executors.len()), (1, 1));
