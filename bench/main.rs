@@ -15,6 +15,7 @@ mod own;
 mod paced;
 mod peers;
 mod precision;
+mod priority;
 mod route;
 mod scale;
 mod size;
@@ -74,6 +75,8 @@ enum Bench {
     Fleet(scale::FleetArgs),
     /// Allocations, processor time, calls and bytes on the wire of a task.
     Cost(scale::CostArgs),
+    /// P0 beside a million of P5, a queue beside a million of its priority, and P5's share beside a saturated P0.
+    Priority(priority::PriorityArgs),
     /// Choosing an executor, by policy, and web calls.
     Route(route::RouteArgs),
     /// Other schedulers on the same work; installs them under target/peers/.
@@ -277,6 +280,7 @@ fn main() -> Result<(), Failure> {
             Bench::Hot(args) => scale::run_hot(&mut report, door, args).await?,
             Bench::Fleet(args) => scale::run_fleet(&mut report, door, args).await?,
             Bench::Cost(args) => scale::run_cost(&mut report, door, args).await?,
+            Bench::Priority(args) => priority::run(&mut report, door, args).await?,
             Bench::Route(args) => route::run(&mut report, args).await?,
             Bench::Peers(args) => peers::run(&mut report, &args)?,
             Bench::Worker(_) | Bench::Own(_) => {}

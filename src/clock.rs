@@ -3,6 +3,7 @@
 //! What is due, lapsed or lost is decided by Redis's clock. What stands here serves to sleep until
 //! a time that Redis named, and to say how long something took.
 
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Now, on the local monotonic clock.
@@ -41,6 +42,8 @@ pub struct RedisClock {
     origin: Instant,
     inner: parking_lot::Mutex<Estimate>,
     floor: parking_lot::Mutex<Floor>,
+    /// Redis time in µs at which tests hold it; [`UNKNOWN`] lets it run.
+    held_us: AtomicI64,
 }
 
 /// The surest lower bound of the distance between Redis's clock and the local one.
@@ -67,6 +70,9 @@ const FLOOR_DRIFT_US: i64 = 3 * FLOOR_WINDOW_US / 10_000;
 /// Without an answer for this long nothing is known any more.
 const FLOOR_KEPT_US: i64 = 10_000_000;
 
+/// How long to wait where time is held.
+const HELD_WAIT: Duration = Duration::from_secs(3_600);
+
 #[derive(Debug, Clone, Copy)]
 struct Estimate {
     /// Redis time in µs at `origin`, as estimated.
@@ -89,7 +95,23 @@ impl RedisClock {
     pub fn new() -> Self {
         let inner = Estimate { at_origin_us: wall_us(), round_trip_us: i64::MAX, taken_us: 0, known: false };
         let floor = Floor { young_us: UNKNOWN, old_us: UNKNOWN, since_us: 0 };
-        Self { origin: mono(), inner: parking_lot::Mutex::new(inner), floor: parking_lot::Mutex::new(floor) }
+        Self {
+            origin: mono(),
+            inner: parking_lot::Mutex::new(inner),
+            floor: parking_lot::Mutex::new(floor),
+            held_us: AtomicI64::new(UNKNOWN),
+        }
+    }
+
+    /// From now on it stands still at this time, until it is held at another. For tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn hold_at(&self, now_ms: i64) {
+        self.held_us.store(now_ms.saturating_mul(1_000), Ordering::Release);
+    }
+
+    /// Where it is held, in µs.
+    pub(crate) fn held_us(&self) -> Option<i64> {
+        Some(self.held_us.load(Ordering::Acquire)).filter(|us| *us != UNKNOWN)
     }
 
     fn local_us(&self, at: Instant) -> i64 {
@@ -122,7 +144,7 @@ impl RedisClock {
 
     /// Redis time in µs at a local instant, as estimated.
     pub fn at_us(&self, at: Instant) -> i64 {
-        self.inner.lock().at_origin_us + self.local_us(at)
+        self.held_us().unwrap_or_else(|| self.inner.lock().at_origin_us + self.local_us(at))
     }
 
     /// The local instant from which on Redis's clock surely shows `at_ms` or later; none where no answer is
@@ -142,6 +164,10 @@ impl RedisClock {
     /// How long to sleep until Redis's clock shows `at_ms`; zero when it already does.
     pub fn until_ms(&self, at_ms: i64) -> Duration {
         let us = at_ms.saturating_mul(1_000).saturating_sub(self.now_us());
+        // Time that is held moves by leaps, of which those who wait are told.
+        if us > 0 && self.held_us().is_some() {
+            return HELD_WAIT;
+        }
         Duration::from_micros(u64::try_from(us).unwrap_or(0))
     }
 }

@@ -51,6 +51,7 @@
 //! | `<namespace>:pods`, `<namespace>:executors` | `seen` (ZSET), `records` (HASH), `new` (channel) | who lives |
 //! | `<namespace>:executors` | `lost`, `drained` (SET) | whose inbox is still to be looked after; who is to be given nothing |
 //! | `<namespace>:x:<executor>` | `slots` (HASH), `inbox`, `urgent` (LIST), `wake` (channel) | an executor's inbox |
+//! | `<namespace>:days:<name>/<segment>` | `day:<day>` (STRING) | subjects met on a day, a bit each; ends by itself after two days |
 //! | `<namespace>:p:<pod>` | `room` (channel) | where a pod hears of room |
 
 use crate::model::{LaneCode, Namespace, Tag, TaskId};
@@ -238,6 +239,10 @@ fn is_due_name(name: &str) -> bool {
     digits && second && part && parts.next().is_none()
 }
 
+fn is_day(name: &str) -> bool {
+    name.strip_prefix("day:").is_some_and(|day| !day.is_empty() && day.bytes().all(|b| b.is_ascii_digit()))
+}
+
 /// Names that only rooms have, with their types.
 pub const ROOM_KEYS: [(&str, &str); 20] = [
     ("digest", "hash"),
@@ -281,6 +286,7 @@ pub fn room_key_type(room: &str, name: &str) -> Option<&'static str> {
     );
     match name {
         "meta" => Some("hash"),
+        _ if room == "days" && is_day(name) => Some("string"),
         _ if room == "runs" && name.strip_prefix("q:").is_some_and(|queue| !queue.is_empty()) => Some("hash"),
         _ => ROOM_KEYS.iter().find(|(known, _)| ours && *known == name).map(|(_, kind)| *kind),
     }
@@ -326,6 +332,8 @@ mod tests {
         }
         assert_eq!(room_key_type("x:ex-1", "inbox"), Some("list"));
         assert_eq!(room_key_type("lanes", "inbox"), None);
+        assert_eq!(room_key_type("days:promo/3", "day:20515"), Some("string"));
+        assert_eq!((room_key_type("days:promo/3", "day:x"), room_key_type("pods", "day:1")), (None, None));
         assert_eq!((room_key_type("runs", "q:a:b"), room_key_type("runs", "x")), (Some("hash"), None));
     }
 }

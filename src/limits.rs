@@ -259,6 +259,12 @@ pub const WEBHOOK_RETRY_AFTER_MAX_MS: i64 = 3_600_000;
 pub const MARK_MAX_BYTES: usize = 256 << 10;
 /// Parts in which they may be kept: progress, checkpoint, and steps that are done.
 pub const MARK_FIELDS_MAX: usize = 64;
+/// Subjects whose bits of a day lie in one string: 128 KiB at most.
+pub const DAILY_SEGMENT_ROWS: u64 = 1 << 20;
+/// How long the bits of a day stay: its end, and whoever still runs then, is covered.
+pub const DAILY_KEEP_MS: i64 = 2 * 86_400_000;
+/// Longest name under which subjects are counted.
+pub const DAILY_NAME_MAX_BYTES: usize = 64;
 /// What is kept for a task that nobody touches goes after this long: as long as dead letters stay.
 pub const MARK_KEEP_MS: i64 = DEAD_KEEP_MS;
 /// Longest text of a progress.

@@ -68,6 +68,7 @@ pub const SCRIPTS: &[&str] = &[
     "run.renew",
     "run.ack",
     "run.mark",
+    "run.daily",
     "member.beat",
     "member.leave",
     "member.drain",

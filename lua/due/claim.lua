@@ -9,7 +9,7 @@
 --         28 n, n × (group, quota, quota)  then the signature of the frozen plans, n, n × name  then: "1" if no retries
 --         may go, else "0", and behind it queues that may not be claimed (3 each, in order), until when purses are good or "", groups that are counted (3 each), n, n × (kind, amount) purses: t amount,
 --         r amount less what runs, n, n × (group 3 + a digit for each tier 0 to 6: 1 if it pays, purse)
--- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once,
+-- gives   OK {stamp, next due (with a backlog: of an urgent task to come) or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once,
 --         clock of the last claim or 0, 1 if nothing runs, stands in a lane or is held, n × (head, spec)},
 --         and where there are purses or counted groups: n × (spent "," left behind ";") | n × (running "," ok "," failed ";")
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
@@ -1000,6 +1000,16 @@ if backlog == 0 and not truncated then
       local head = redis.pcall('ZRANGE', P .. key, 0, 0, 'WITHSCORES')
       local due = head[2] and tonumber(head[2])
       if due and (next_due < 0 or due < next_due) then next_due = due end
+    end
+  end
+else
+  -- The urgent have room of their own: they do not wait until others find some.
+  for _, name in ipairs(call('ZRANGE', agenda, 0, 2)) do
+    if sub(name, 1, 1) ~= 't' and sub(name, 1, 1) ~= 'k' then
+      local set = due_sets(name)[1]
+      local head = string.find(set, 'u', 1, true) and redis.pcall('ZRANGE', P .. 'due:' .. set, 0, 0, 'WITHSCORES') or {}
+      local due = head[2] and tonumber(head[2])
+      if due and due > now and (next_due < 0 or due < next_due) then next_due = due end
     end
   end
 end

@@ -31,9 +31,10 @@ use crate::executor::{
     Context, Executor, ExecutorBuilder, ExecutorError, ExecutorReport, HandlerResult, Task, Transport,
 };
 use crate::model::{FieldError, Namespace};
-use crate::pod::{Pod, PodSettings};
+use crate::pod::{Pod, PodSettings, PodTally};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
 use std::future::Future;
+use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -48,6 +49,7 @@ pub struct Scheduler {
 #[derive(Debug)]
 pub struct Running {
     client: Client,
+    tally: Arc<PodTally>,
     stop_pod: CancellationToken,
     stop_executor: CancellationToken,
     pod: JoinHandle<Result<(), StoreError>>,
@@ -119,6 +121,7 @@ impl Scheduler {
         let pod = Pod::new(self.space.clone(), self.pod);
         Ok(Running {
             client: Client::new(self.space),
+            tally: pod.tally(),
             pod: tokio::spawn(pod.run(stop_pod.clone())),
             executor: tokio::spawn(executor.run(stop_executor.clone())),
             stop_pod,
@@ -137,6 +140,11 @@ impl Running {
     /// Submits and looks up.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// What its pod has done so far.
+    pub fn tally(&self) -> &PodTally {
+        &self.tally
     }
 
     /// Ends in order: nothing more is claimed, handlers may finish, every outcome is reported.

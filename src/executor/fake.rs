@@ -287,6 +287,10 @@ impl Link for Fake {
         Ok(self.state.lock().marks.get(&(id, field.to_vec())).cloned())
     }
 
+    async fn daily(&self, _: &str, _: u64) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
     async fn unmark(&self, id: TaskId) -> Result<(), StoreError> {
         self.state.lock().marks.retain(|(own, _), _| *own != id);
         Ok(())

@@ -107,6 +107,8 @@ pub(super) trait Link: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<Bytes>, StoreError>> + Send;
     /// Drops what is kept for a task that has ended.
     fn unmark(&self, id: TaskId) -> impl Future<Output = Result<(), StoreError>> + Send;
+    /// Whether a subject is met for the first time today under a name.
+    fn daily(&self, name: &str, subject: u64) -> impl Future<Output = Result<bool, StoreError>> + Send;
     /// Hands back, uncounted; answers how many grants still stood.
     fn release(
         &self,
@@ -231,6 +233,10 @@ impl Link for SpaceLink {
 
     async fn unmark(&self, id: TaskId) -> Result<(), StoreError> {
         run::unmark(&self.space, id).await
+    }
+
+    async fn daily(&self, name: &str, subject: u64) -> Result<bool, StoreError> {
+        run::daily(&self.space, name, subject).await
     }
 
     async fn release(

@@ -6,12 +6,13 @@
 use super::handler::{Context, HandlerError};
 use crate::clock;
 use crate::limits;
+use crate::model::lane::check_name;
 use crate::model::{ExecutionId, Progress};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -23,6 +24,7 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 /// Field of the checkpoint, and what those of finished steps begin with.
 pub(super) const CHECKPOINT: &[u8] = b"c";
 const ONCE: &[u8] = b"o:";
+const DAILY: &[u8] = b"d:";
 
 /// Why something could not be kept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +47,7 @@ pub(super) type Kept<T> = Pin<Box<dyn Future<Output = Result<T, MarkError>> + Se
 pub(super) trait Marks: fmt::Debug + Send + Sync {
     fn put(self: Arc<Self>, execution: ExecutionId, field: Vec<u8>, value: Bytes) -> Kept<()>;
     fn get(self: Arc<Self>, execution: ExecutionId, field: Vec<u8>) -> Kept<Option<Bytes>>;
+    fn daily(self: Arc<Self>, name: String, subject: u64) -> Kept<bool>;
 }
 
 /// In memory, for trials without Redis.
@@ -52,6 +55,7 @@ pub(super) trait Marks: fmt::Debug + Send + Sync {
 pub(super) struct MemoryMarks {
     pub fields: Mutex<BTreeMap<Vec<u8>, Bytes>>,
     pub progress: Mutex<Vec<Progress>>,
+    pub met: Mutex<BTreeSet<(String, u64)>>,
 }
 
 impl Marks for MemoryMarks {
@@ -66,6 +70,11 @@ impl Marks for MemoryMarks {
     fn get(self: Arc<Self>, _: ExecutionId, field: Vec<u8>) -> Kept<Option<Bytes>> {
         let found = self.fields.lock().get(&field).cloned();
         Box::pin(async move { Ok(found) })
+    }
+
+    fn daily(self: Arc<Self>, name: String, subject: u64) -> Kept<bool> {
+        let first = self.met.lock().insert((name, subject));
+        Box::pin(async move { Ok(first) })
     }
 }
 
@@ -127,5 +136,24 @@ impl Context {
         })?;
         Arc::clone(&self.marks).put(self.execution, field, bytes.into()).await?;
         Ok(answer)
+    }
+
+    /// Whether this task is the first today to meet a subject under a name, such as `("promotions", user_id)`: of all tasks
+    /// of the namespace at most one is told so on each day of UTC, by Redis's clock, and told so again when it is tried
+    /// again. Where its executor dies within this call, nobody is told so that day.
+    ///
+    /// It costs a bit of Redis's memory for each number up to the largest of each million (2^20) in use, for two days: so
+    /// subjects should be numbered without large gaps.
+    pub async fn first_today(&self, name: &str, subject: u64) -> Result<bool, HandlerError> {
+        check_name("name", name, limits::DAILY_NAME_MAX_BYTES)
+            .map_err(|error| HandlerError::fatal(error.to_string()))?;
+        let field = [DAILY, name.as_bytes(), b"/", subject.to_string().as_bytes()].concat();
+        if let Some(told) = Arc::clone(&self.marks).get(self.execution, field.clone()).await? {
+            return Ok(&told[..] == b"1");
+        }
+        let first = Arc::clone(&self.marks).daily(name.to_owned(), subject).await?;
+        let told = Bytes::from_static(if first { b"1" } else { b"0" });
+        Arc::clone(&self.marks).put(self.execution, field, told).await?;
+        Ok(first)
     }
 }

@@ -204,6 +204,12 @@ impl<L: Link> Marks for Core<L> {
         })
     }
 
+    fn daily(self: Arc<Self>, name: String, subject: u64) -> Kept<bool> {
+        Box::pin(async move {
+            self.link.daily(&name, subject).await.map_err(|error| MarkError::Store(error.to_string()))
+        })
+    }
+
     fn get(self: Arc<Self>, execution: ExecutionId, field: Vec<u8>) -> Kept<Option<Bytes>> {
         let core = self;
         Box::pin(async move {

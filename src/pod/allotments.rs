@@ -397,6 +397,20 @@ impl Limits {
         self.ask.notify_one();
     }
 
+    /// Whether anything is limited.
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Time has leapt, as only a test's does: what was granted for a while is good no longer.
+    pub fn leapt(&self) {
+        for owner in self.inner.lock().owners.values_mut() {
+            for window in &mut owner.windows {
+                (window.tokens, window.until, window.more_at) = (0, None, None);
+            }
+        }
+    }
+
     /// What wakes a bucket's claim loop when a limit lets more go.
     pub fn wakes(&self, bucket: u16) -> Arc<Notify> {
         Arc::clone(self.inner.lock().loops.entry(bucket).or_default())
@@ -418,7 +432,7 @@ impl Limits {
 
     /// What one claim may take; what it draws is put aside until it is settled.
     pub fn draw(&self, bucket: u16, most: u32) -> (ClaimLimits, Draw) {
-        if !self.any.load(Ordering::Acquire) {
+        if !self.any() {
             return Default::default();
         }
         let mut inner = self.inner.lock();
@@ -643,9 +657,22 @@ pub(super) async fn run(shared: Arc<Shared>, stop: CancellationToken) {
             let shared = Arc::clone(&shared);
             calls.spawn(async move {
                 let sent = clock::mono();
-                let answer = queue::allot(&shared.space, &owner, &shared.settings.id, &ask).await;
+                let mut answer = queue::allot(&shared.space, &owner, &shared.settings.id, &ask).await;
+                if let (true, Ok(told)) = (shared.space.holds_time(), &mut answer) {
+                    // How long that time takes to pass nobody knows.
+                    for ((granted, wait_ms), asked) in told.windows.iter_mut().zip(&ask.windows) {
+                        if *granted < asked.wanted {
+                            let wait = u64::try_from(std::mem::take(wait_ms)).unwrap_or(0).max(1);
+                            let least = |known| if known == 0 { wait } else { wait.min(known) };
+                            shared.tally.more_in_ms.update(Ordering::Relaxed, Ordering::Relaxed, least);
+                        }
+                    }
+                }
                 shared.limits.took(&owner, ask, sent, answer);
             });
+        }
+        if calls.is_empty() {
+            shared.tally.asks.fetch_add(1, Ordering::Relaxed);
         }
         let wait = own.next(clock::mono()).saturating_duration_since(clock::mono());
         tokio::select! {

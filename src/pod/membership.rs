@@ -35,8 +35,10 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
                 gauges(&shared, &view);
                 let view = Arc::new(view);
                 shared.limits.learn(&view);
+                shared.tally.limited.store(shared.limits.any(), Ordering::Relaxed);
                 shared.dispatcher.learn(&view);
                 publish.send_replace(Arc::clone(&view));
+                shared.tally.views.fetch_add(1, Ordering::Relaxed);
                 if view.freeze.epoch != freeze_epoch {
                     freeze_epoch = view.freeze.epoch;
                     if !view.freeze.frozen.is_empty() {

@@ -37,7 +37,7 @@ use pace::Pace;
 use ready::Readiness;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -111,6 +111,17 @@ const LEAVE_MAX: Duration = Duration::from_secs(5);
 /// What a pod has done so far.
 #[derive(Debug, Default)]
 pub struct PodTally {
+    /// Claims that were answered, also those that brought nothing.
+    pub visits: AtomicU64,
+    /// Times that it has looked who lives and what is set.
+    pub views: AtomicU64,
+    /// Times that all was answered that it asked of limits.
+    pub asks: AtomicU64,
+    /// Whether anything is limited.
+    pub limited: AtomicBool,
+    /// Where a test holds the time: how much of it has to pass until a rate lets more go, as the answers since this was
+    /// last taken have it; 0 where none said so.
+    pub more_in_ms: AtomicU64,
     /// Tasks claimed.
     pub claimed: AtomicU64,
     /// Tasks put into inboxes.

@@ -39,6 +39,7 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
             ..Claim::new(&shared.settings.id, due::random_16())
         },
         seen: None,
+        held_us: None,
         room_seen: 0,
         opened: shared.dispatcher.opened(),
         wants_room: false,
@@ -73,8 +74,8 @@ enum Next {
     At(UnixMs),
     /// The same without the poll, for as long as wake-ups are known to arrive: nothing runs here.
     Rest(UnixMs),
-    /// When an executor has room, or after the poll.
-    Room,
+    /// When an executor has room, or an urgent task falls due, for which there is other room, or after the poll.
+    Room(Option<UnixMs>),
     /// After a while, wake-ups or not.
     After(Duration),
     /// After a while, or when a holder lets go.
@@ -90,6 +91,8 @@ struct Loop {
     limited: Arc<Notify>,
     /// Redis's time as last seen, and when.
     seen: Option<(UnixMs, Instant)>,
+    /// Where a test held the time.
+    held_us: Option<i64>,
     /// How often room had become free when the last claim was made.
     room_seen: u64,
     /// Changes when a queue is served that was not.
@@ -126,8 +129,14 @@ impl Loop {
         let buckets = usize::from(spread.buckets.max(1)) + spread.closing.len();
         self.claim.events_max_bytes = limits::EVENTS_MAX_BYTES / buckets;
         self.claim.dead_keep_rows = limits::DEAD_KEEP_ROWS.div_ceil(buckets);
-        self.claim.expected_now = self.seen.map(|(now, at)| now.plus(clock::elapsed_ms(at)));
+        // Time that a test holds leaps, and is meant to.
+        self.claim.expected_now =
+            self.seen.filter(|_| !shared.space.holds_time()).map(|(now, at)| now.plus(clock::elapsed_ms(at)));
         let view = Arc::clone(&shared.view.borrow());
+        let held_us = shared.space.clock().held_us();
+        if held_us != std::mem::replace(&mut self.held_us, held_us) {
+            shared.limits.leapt();
+        }
         let (mut asked, draw) = shared.limits.draw(self.bucket.number(), hold.any);
         asked.closed.append(&mut hold.closed);
         self.claim.limits = asked;
@@ -185,10 +194,11 @@ impl Loop {
             }
         };
         self.meter.worked(start, tasks);
-        let wants = matches!(next, Next::Now | Next::Room);
+        shared.tally.visits.fetch_add(1, Ordering::Relaxed);
+        let wants = matches!(next, Next::Now | Next::Room(_));
         shared.dispatcher.wants_room(self.wants_room, wants);
         self.wants_room = wants;
-        if next == Next::Room {
+        if matches!(next, Next::Room(_)) {
             shared.dispatcher.seek_room(&shared);
         }
         next
@@ -244,12 +254,12 @@ impl Loop {
         }
         // Something ripe is left: come again at once if that may bring something, else when there is room.
         if claimed.backlog > 0 {
-            return if limit > 0 && count > 0 { Next::Now } else { Next::Room };
+            return if limit > 0 && count > 0 { Next::Now } else { Next::Room(claimed.next_due) };
         }
         let rest = claimed.now.plus(limits::REST_MS.max(self.shared.settings.poll_ms));
         match claimed.next_due {
             // Ripe, and yet not granted: the quotas or the room forbade it.
-            Some(due) if due <= claimed.now && (limit == 0 || starved) => Next::Room,
+            Some(due) if due <= claimed.now && (limit == 0 || starved) => Next::Room(None),
             Some(due) if due <= claimed.now && count == 0 => Next::After(Duration::from_millis(1)),
             Some(due) => {
                 let more = !starved && limit < self.shared.settings.claim_rows;
@@ -308,7 +318,7 @@ impl Loop {
         let metrics = metric::handles();
         let room = self.shared.dispatcher.room().notified();
         // Room that became free during the claim counts: its message is gone already.
-        if next == Next::Room && self.shared.dispatcher.room_version() != self.room_seen {
+        if matches!(next, Next::Room(_)) && self.shared.dispatcher.room_version() != self.room_seen {
             return tokio::select! {
                 () = stop.cancelled() => false,
                 () = tokio::time::sleep(Duration::from_millis(1)) => true,
@@ -365,11 +375,14 @@ impl Loop {
                     break;
                 }
             }
-            Next::Room => {
+            Next::Room(urgent) => {
                 let start = clock::mono();
+                let due = urgent.map_or(poll, |due| self.shared.space.clock().until_ms(due.0));
                 tokio::select! {
                     () = stop.cancelled() => return false,
-                    () = tokio::time::sleep(poll) => metrics.wakeups.add("poll", 1),
+                    () = tokio::time::sleep(poll.min(due)) => {
+                        metrics.wakeups.add(if due < poll { "due" } else { "poll" }, 1);
+                    }
                     () = room => metrics.wakeups.add("room", 1),
                     () = self.limited.notified() => metrics.wakeups.add("limit", 1),
                     wake = self.wakes.recv() => {

@@ -122,7 +122,7 @@ async fn beat<T: Serialize + for<'de> Deserialize<'de>>(
     lost_after_ms: i64,
     list: bool,
 ) -> Result<Heard<T>, StoreError> {
-    let mut args = space.args(6, 1_024);
+    let mut args = space.live_args(6, 1_024);
     match me {
         Some((id, record)) => {
             let bytes = rmp_serde::to_vec_named(record).map_err(|error| StoreError::BadReply {
@@ -172,7 +172,7 @@ pub async fn beat_pod(
 /// An executor says that it lives, and keeps its inbox open.
 pub async fn beat_executor(space: &Space, executor: &ExecutorRecord) -> Result<(), StoreError> {
     beat(space, EXECUTORS, Some((&executor.id, executor)), limits::LOST_AFTER_MS, false).await?;
-    let mut args = space.args(4, 64);
+    let mut args = space.live_args(4, 64);
     let capacity = if executor.draining { 0 } else { executor.capacity };
     args.number(capacity).number(limits::LOST_AFTER_MS).number(executor.urgent_slots);
     space.call(&script::INBOX, &inbox_guard(space, &executor.id), args).await?.ok()?;
@@ -215,7 +215,7 @@ pub async fn executors(space: &Space) -> Result<Vec<ExecutorRecord>, StoreError>
 /// Says that an executor is to be given nothing new, or may be again. Answers whether this changed it; nothing
 /// when no such executor lives.
 pub async fn drain(space: &Space, id: &str, on: bool) -> Result<Option<bool>, StoreError> {
-    let mut args = space.args(3, 64);
+    let mut args = space.live_args(3, 64);
     args.bytes(clip(id, 32)).bytes(if on { b"1" } else { b"0" });
     let answer = space.call(&script::DRAIN, &registry(space, EXECUTORS), args).await?;
     if &answer.word[..] == b"UNKNOWN" {
@@ -225,7 +225,7 @@ pub async fn drain(space: &Space, id: &str, on: bool) -> Result<Option<bool>, St
 }
 
 async fn leave(space: &Space, room: &str, id: &str) -> Result<(), StoreError> {
-    let mut args = space.args(2, 64);
+    let mut args = space.live_args(2, 64);
     args.bytes(clip(id, 32));
     space.call(&script::LEAVE, &registry(space, room), args).await?.ok()?;
     Ok(())
@@ -365,7 +365,7 @@ pub async fn offer(
     want: u32,
     epoch: u64,
 ) -> Result<OfferAnswer, StoreError> {
-    let mut args = space.args(8 + urgent.len() + normal.len(), 128);
+    let mut args = space.live_args(8 + urgent.len() + normal.len(), 128);
     args.bytes(clip(pod, 32)).number(want).number(RESERVATION_MS).number(limits::INBOX_MAX_BYTES);
     args.number(urgent.len()).number(urgent.iter().chain(normal).map(Bytes::len).sum::<usize>());
     args.number(epoch);
@@ -416,7 +416,7 @@ pub struct Taken {
 
 /// Takes offers out of the own inbox and says what is in hand.
 pub async fn take(space: &Space, executor: &str, ask: Take) -> Result<Taken, StoreError> {
-    let mut args = space.args(7, 96);
+    let mut args = space.live_args(7, 96);
     args.number(ask.normal.min(limits::BATCH_MAX_ROWS as u32))
         .number(ask.urgent.min(limits::BATCH_MAX_ROWS as u32));
     args.number(ask.in_hand).number(ask.capacity).number(limits::LOST_AFTER_MS).number(ask.urgent_slots);
@@ -474,6 +474,11 @@ pub fn inbox_wakes(space: &Space, executor: &str) -> Subscription {
 /// Wakes a pod when something joined, left or changed: `pods`, `executors`, `lanes` for queues, `freeze`, `queues`, `spread`.
 pub fn news(space: &Space, room: &str) -> Subscription {
     space.store().subscribe(registry(space, room).key("new"))
+}
+
+/// Wakes who holds a bucket, whatever is due there.
+pub async fn tell_bucket(space: &Space, bucket: crate::model::Bucket) -> Result<(), StoreError> {
+    space.store().publish(space.guard(bucket).key("wake"), Bytes::from_static(b"0")).await
 }
 
 /// Wakes the holder of a bucket: when a task was submitted that is due before its planned wake-up.

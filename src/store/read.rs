@@ -209,6 +209,8 @@ pub struct BucketCounts {
     pub closed: bool,
     /// Due time of its first pending task that is not ripe yet.
     pub first_due: Option<UnixMs>,
+    /// When the first time-out of a task passes.
+    pub first_timer: Option<UnixMs>,
     /// Ripe tasks by lane, of lanes that stand aside.
     pub parked: Vec<(LaneCode, u64)>,
     /// Ripe tasks by lane, of lanes that wait for their turn.
@@ -259,6 +261,7 @@ pub async fn counts(space: &Space, bucket: Bucket) -> Result<BucketCounts, Store
     }
     out.closed = !fields.bytes("closed")?.is_empty();
     out.first_due = number(&fields.bytes("first due")?, 10).map(UnixMs);
+    out.first_timer = number(&fields.bytes("first timer")?, 10).map(UnixMs);
     for list in [&mut out.parked, &mut out.ready] {
         for (lane, size) in Reply::Array(fields.array("lanes")?).pairs(name)? {
             if let Some(lane) = LaneCode::from_bytes(&lane) {

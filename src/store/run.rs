@@ -5,6 +5,7 @@ use super::intake::clip;
 use super::mutate;
 use super::script::{self, Script};
 use super::space::Space;
+use crate::keys::Guard;
 use crate::limits;
 use crate::model::bins::bin_of;
 use crate::model::{Bucket, Grant, TaskId, UnixMs, digits};
@@ -364,6 +365,15 @@ pub async fn mark(
         b"FULL" => Ok(MarkAnswer::Full),
         _ => answer.ok().map(|_| MarkAnswer::Kept),
     }
+}
+
+/// Whether a subject is met for the first time on this day of UTC, under a name. A repeated call says that it is not.
+pub async fn daily(space: &Space, name: &str, subject: u64) -> Result<bool, StoreError> {
+    let (segment, bit) = (subject / limits::DAILY_SEGMENT_ROWS, subject % limits::DAILY_SEGMENT_ROWS);
+    let guard = Guard::room(space.namespace(), &format!("days:{name}/{segment}"));
+    let mut args = space.args(3, 64);
+    args.number(bit).number(limits::DAILY_KEEP_MS / 1_000);
+    Ok(space.call(&script::DAILY, &guard, args).await?.ok()?.int("first")? == 1)
 }
 
 fn mark_key(space: &Space, id: TaskId) -> Bytes {

@@ -68,6 +68,7 @@ scripts! {
     OFFERED = "run.offer" "allow-oom" ["lib/need" "lib/event" "lib/run" "lib/hold"] "run/offer";
     ACK = "run.ack" "allow-oom" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/tally" "lib/place" "lib/finish" "lib/fail" "lib/wake"] "run/ack";
     MARK = "run.mark" "" ["lib/need" "lib/run"] "run/mark";
+    DAILY = "run.daily" "" ["lib/need"] "run/daily";
     REDRIVE = "dead.redrive" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/tally" "lib/place" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
     DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
     DIGEST = "dead.digest" "allow-oom" [] "dead/digest";

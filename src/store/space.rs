@@ -273,8 +273,32 @@ impl Space {
         self.inner.injected_ms.store(now_ms.unwrap_or(REAL_TIME), Ordering::Relaxed);
     }
 
+    /// From now on tasks live at this time, which stands still until it is set anew; who lives goes on by
+    /// Redis's clock. For tests, in a namespace whose tasks never saw a later time.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn hold_time_at(&self, now: UnixMs) {
+        self.inner.clock.hold_at(now.0);
+    }
+
+    /// Whether time stands still for tasks.
+    pub(crate) fn holds_time(&self) -> bool {
+        self.inner.clock.held_us().is_some()
+    }
+
     /// Arguments of a script, the first of which is the time.
     pub(super) fn args(&self, count: usize, bytes: usize) -> Args {
+        match self.inner.clock.held_us() {
+            None => self.live_args(count, bytes),
+            Some(held_us) => {
+                let mut args = Args::with_capacity(count + 1, bytes + 16);
+                args.number(held_us.div_euclid(1_000));
+                args
+            }
+        }
+    }
+
+    /// The same for scripts about who lives: they go by Redis's clock where time is held for tasks.
+    pub(super) fn live_args(&self, count: usize, bytes: usize) -> Args {
         let mut args = Args::with_capacity(count + 1, bytes + 16);
         match self.inner.injected_ms.load(Ordering::Relaxed) {
             REAL_TIME => args.shared(Bytes::new()),

@@ -5,11 +5,16 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use crate::dev::redis::{DevError, Fsync, PrivateServer, ServerOptions};
-use crate::store::{ConnectSettings, Store, StoreError};
+use crate::model::Namespace;
+use crate::pod::{Pod, PodSettings};
+use crate::store::{ConnectSettings, Space, Store, StoreError};
 
 /// A server with a namespace that nobody else uses.
 #[derive(Debug)]
@@ -17,6 +22,9 @@ pub struct Bed {
     server: Arc<PrivateServer>,
     namespace: String,
 }
+
+/// What is waited for comes sooner than this, or never.
+const NEVER: Duration = Duration::from_secs(40);
 
 /// Why there is no bed.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +40,18 @@ pub enum BedError {
 fn fresh_namespace() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("t{:x}-{:x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The line of `deploy/users.acl`, for a namespace.
+pub fn least_rights(namespace: &str) -> String {
+    let text = include_str!("../../deploy/users.acl");
+    let line = text.lines().find(|line| line.starts_with("user ")).unwrap_or_default();
+    line.replace("{mh", &format!("{{{namespace}"))
+}
+
+/// The same address for the user of [`least_rights`].
+pub fn as_limited(url: &str) -> String {
+    url.replacen("://", "://minutehand:CHANGE-ME@", 1)
 }
 
 impl Bed {
@@ -55,10 +75,17 @@ impl Bed {
         Ok(Self { server, namespace: fresh_namespace() })
     }
 
-    /// A server of its own, for a test that harms it.
-    pub async fn own_server(options: ServerOptions) -> Result<Self, BedError> {
+    /// A server of its own, for a test that harms it. It also knows the user of `deploy/users.acl`.
+    pub async fn own_server(mut options: ServerOptions) -> Result<Self, BedError> {
+        let namespace = fresh_namespace();
+        options.lines.push(least_rights(&namespace));
         let server = Arc::new(PrivateServer::start(options).await?);
-        Ok(Self { server, namespace: fresh_namespace() })
+        Ok(Self { server, namespace })
+    }
+
+    /// The address of [`own_server`](Self::own_server) for the user with the least rights.
+    pub fn limited_url(&self) -> String {
+        as_limited(&self.server.url())
     }
 
     /// A server of its own that keeps what it acknowledged when it is killed.
@@ -81,8 +108,32 @@ impl Bed {
         ConnectSettings { url: self.server.url(), ..ConnectSettings::default() }
     }
 
+    /// Its namespace, on a connection of its own.
+    pub async fn open(&self) -> Result<Space, BedError> {
+        // The names made here are all valid.
+        let namespace = Namespace::new(&self.namespace).expect("a name of our own");
+        Ok(Space::open(self.store().await?, namespace).await?)
+    }
+
     /// A new store. It belongs to the calling test's runtime, so it is not shared between tests.
     pub async fn store(&self) -> Result<Store, BedError> {
         Ok(Store::connect(self.settings()).await?)
     }
+}
+
+/// Waits until something is so; panics where it never is.
+pub async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !done().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(tokio::time::timeout(NEVER, waiting).await.is_ok(), "waited in vain until {what}");
+}
+
+/// A pod at work, and what ends it in order.
+pub fn start_pod(space: &Space, settings: PodSettings) -> (CancellationToken, JoinHandle<()>) {
+    let (stop, pod) = (CancellationToken::new(), Pod::new(space.clone(), settings));
+    let token = stop.clone();
+    (stop, tokio::spawn(async move { pod.run(token).await.expect("a pod that ends in order") }))
 }

@@ -2,6 +2,7 @@
 
 pub mod bed;
 pub mod clock;
+pub mod day;
 pub mod fault;
 pub mod fixtures;
 pub mod fuzz;

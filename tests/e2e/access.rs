@@ -19,7 +19,7 @@ fn address(serve: &Running) -> String {
 async fn an_address_that_others_reach_takes_a_token_and_speaks_tls() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let bed = Bed::own_server(Default::default()).await.unwrap();
-    let program = program(&bed.server().url(), bed.namespace());
+    let program = program(&bed.limited_url(), bed.namespace());
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/tls");
     let (cert, key) =
         (files.join("cert.pem").display().to_string(), files.join("key.pem").display().to_string());
@@ -90,7 +90,7 @@ async fn an_address_that_others_reach_takes_a_token_and_speaks_tls() {
 async fn an_executor_shows_its_metrics() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let bed = Bed::own_server(Default::default()).await.unwrap();
-    let program = program(&bed.server().url(), bed.namespace());
+    let program = program(&bed.limited_url(), bed.namespace());
     let work = program.start("executor", &["work", "--queue", "q", "--discard", "--listen", "127.0.0.1:0"]);
     let line = work.until_said("serving /metrics and /healthz", SOON);
     let at = line.split("http=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();

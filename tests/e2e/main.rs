@@ -12,15 +12,16 @@ mod redis;
 mod trouble;
 
 use minutehand::client::{Client, Counts, LagStatus};
-use minutehand::dev::fleet::{PrivateCluster, PrivateSentinel};
-use minutehand::dev::redis::PrivateServer;
+use minutehand::dev::fleet::{FleetOptions, PrivateCluster, PrivateSentinel};
+use minutehand::dev::redis::{PrivateServer, ServerOptions};
+use minutehand::dev::wire::Answer;
 use minutehand::model::event::Move;
 use minutehand::model::{Bucket, Namespace, TaskId};
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::events;
 use minutehand::store::member;
 use minutehand::store::{ConnectSettings, Space, Store};
-use minutehand::testing::bed::Bed;
+use minutehand::testing::bed::{Bed, as_limited, least_rights};
 use minutehand::testing::process::{Program, Running};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -61,6 +62,9 @@ fn import_flights(program: &Program, speed: &str) {
 /// Names the shape of Redis on which the towns of this run are built: `cluster` or `sentinel`; else one server.
 const SHAPE_VARIABLE: &str = "MINUTEHAND_E2E_ON";
 
+/// The namespace where the shape has no name for one.
+const NAMESPACE: &str = "e2e";
+
 /// Where the tasks of a town lie.
 enum Redis {
     One(Arc<Bed>),
@@ -70,17 +74,21 @@ enum Redis {
 
 impl Redis {
     async fn cluster() -> Self {
-        Self::Cluster(PrivateCluster::start(3, 1).await.unwrap())
+        let each = ServerOptions { lines: vec![least_rights(NAMESPACE)], ..ServerOptions::default() };
+        let options = FleetOptions { each, ..FleetOptions::default() };
+        Self::Cluster(PrivateCluster::start_as(3, 1, options).await.unwrap())
     }
 
     async fn sentinel() -> Self {
         Self::Sentinel(PrivateSentinel::start().await.unwrap())
     }
 
+    /// The address with which everything here works: with no more rights than `deploy/users.acl` gives.
     fn url(&self) -> String {
         match self {
-            Self::One(bed) => bed.server().url(),
-            Self::Cluster(cluster) => cluster.url(),
+            Self::One(bed) => bed.limited_url(),
+            Self::Cluster(cluster) => as_limited(&cluster.url()),
+            // A sentinel has users of its own.
             Self::Sentinel(fleet) => fleet.url(),
         }
     }
@@ -119,7 +127,7 @@ impl Town {
     async fn on(redis: Redis, settings: &[(&str, &str)]) -> Self {
         let namespace = match &redis {
             Redis::One(bed) => bed.namespace().to_owned(),
-            Redis::Cluster(_) | Redis::Sentinel(_) => "e2e".to_owned(),
+            Redis::Cluster(_) | Redis::Sentinel(_) => NAMESPACE.to_owned(),
         };
         let mut program = program(&redis.url(), &namespace);
         for (key, value) in settings {
@@ -196,8 +204,15 @@ impl Town {
         .await
     }
 
-    /// Every key of the namespace is as it must be.
+    /// Every key of the namespace is as it must be, and no right was missing on the way.
     async fn check(&self) {
+        for master in self.redis.masters() {
+            let refused = master.run(&["ACL", "LOG"]).map_or(Vec::new(), |told| match told {
+                Answer::List(entries) => entries,
+                _ => Vec::new(),
+            });
+            assert!(refused.is_empty(), "{refused:?}");
+        }
         let report = check(&self.space, CheckOptions::default()).await.unwrap();
         assert!(report.ok, "{:?}", report.violations);
     }

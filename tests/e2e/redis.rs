@@ -2,7 +2,7 @@
 
 use super::*;
 use minutehand::client::{Due, NewTask};
-use minutehand::dev::redis::{Fsync, ServerOptions};
+use minutehand::dev::redis::Fsync;
 use minutehand::model::QueueName;
 use minutehand::testing::clock::WrongClock;
 use minutehand::testing::fault::{Behind, Fault, FaultProxy};
@@ -241,7 +241,8 @@ async fn twenty_milliseconds_on_every_call() {
     let proxy = FaultProxy::start(Behind::Unix(bed.server().socket())).await.unwrap();
     proxy.set(Fault { delay: Duration::from_millis(10), ..Fault::default() });
     let town = Town::of(bed, &[]).await;
-    let town = Town { program: town.program.clone().env("MINUTEHAND_REDIS", proxy.url()), ..town };
+    let town =
+        Town { program: town.program.clone().env("MINUTEHAND_REDIS", as_limited(&proxy.url())), ..town };
     let pods = [town.pod("pod-1"), town.pod("pod-2")];
     let executors = [town.executor("ex-1", &["--discard"]), town.executor("ex-2", &["--discard"])];
     town.until_members(2, 2).await;

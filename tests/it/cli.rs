@@ -1,7 +1,6 @@
 //! The program as its users meet it: what it prints, where, and how it ends.
 
-use minutehand::model::Namespace;
-use minutehand::store::{Space, read};
+use minutehand::store::read;
 use minutehand::testing::bed::Bed;
 use serde_json::Value;
 use std::io::Write;
@@ -90,8 +89,7 @@ async fn a_task_is_submitted_shown_moved_and_cancelled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn payloads_arrive_byte_for_byte() {
     let (bed, cli) = cli().await;
-    let space =
-        Space::open(bed.store().await.unwrap(), Namespace::new(bed.namespace()).unwrap()).await.unwrap();
+    let space = bed.open().await.unwrap();
     let all: Vec<u8> = (0..=255).collect();
     let large = vec![0xa5; 1 << 20];
     for payload in [&b""[..], b"\xff\xfe", b"\xed\xa0\x80", &all, &large] {

@@ -5,7 +5,7 @@ use minutehand::executor::{
     Context, Executor, ExecutorBuilder, ExecutorReport, HandlerError, HandlerFuture, Stop, Task, discard,
     exec,
 };
-use minutehand::model::{Bucket, Namespace, Priority, QueueName, Retry, State, TaskId};
+use minutehand::model::{Bucket, Priority, QueueName, Retry, State, TaskId};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::{Space, member, read};
 use minutehand::testing::bed::Bed;
@@ -29,8 +29,7 @@ pub(crate) struct Town {
 
 impl Town {
     pub(crate) async fn build(bed: &Bed) -> Self {
-        let space =
-            Space::open(bed.store().await.unwrap(), Namespace::new(bed.namespace()).unwrap()).await.unwrap();
+        let space = bed.open().await.unwrap();
         let stop = CancellationToken::new();
         let pod = Pod::new(space.clone(), PodSettings::default());
         let halt = stop.clone();

@@ -2,35 +2,24 @@
 
 use minutehand::client::{Cancelled, Client, Due, NewTask};
 use minutehand::executor::Executor;
-use minutehand::model::{Grant, Namespace, Nonce, PlanName, Priority, QueueName, Spec, State, UnixMs};
+use minutehand::model::{Grant, Nonce, PlanName, Priority, QueueName, Spec, State, UnixMs};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::due::Claim;
 use minutehand::store::intake::Row;
 use minutehand::store::member::{self, Offer, OfferAnswer, Take};
 use minutehand::store::queue::{self, Scope};
-use minutehand::store::{Space, read};
-use minutehand::testing::bed::Bed;
+use minutehand::store::read;
+use minutehand::testing::bed::{Bed, until};
 use minutehand::testing::fixtures::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-
-async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
-    let waited = tokio::time::timeout(Duration::from_secs(20), async {
-        while !done().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "waited in vain until {what}");
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_plan_starts_nothing_and_holds_nobody_up() {
     let bed = Bed::shared().await.unwrap();
-    let namespace = Namespace::new(bed.namespace()).unwrap();
-    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
     let stop = CancellationToken::new();
     let pods: Vec<_> = (0..2)

@@ -5,7 +5,7 @@ mod steer;
 use minutehand::client::{Client, NewTask, NewToken};
 use minutehand::executor::{Executor, HandlerError};
 use minutehand::http::{Api, Door as Access, Ops, router, serve};
-use minutehand::model::{Namespace, QueueName};
+use minutehand::model::QueueName;
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::Space;
 use minutehand::testing::bed::Bed;
@@ -33,8 +33,7 @@ impl Door {
         // Any will do; an error says that one is installed.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let bed = Bed::shared().await.unwrap();
-        let namespace = Namespace::new(bed.namespace()).unwrap();
-        let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+        let space = bed.open().await.unwrap();
         let stop = CancellationToken::new();
         let template = NewTask::to(QueueName::new("any").unwrap());
         let api = Api::new(Client::new(space.clone()), template, access, stop.clone());

@@ -1,10 +1,10 @@
 //! Executors that are killed, with a journal: real processes, kill -9.
 
 use minutehand::client::{Client, NewTask};
-use minutehand::model::{Namespace, QueueName, Retry, State, TaskId};
+use minutehand::model::{QueueName, Retry, State, TaskId};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::{Space, check, member, read};
-use minutehand::testing::bed::Bed;
+use minutehand::testing::bed::{Bed, until};
 use minutehand::testing::fault::{Behind, Fault, FaultProxy};
 use minutehand::testing::snapshot::{Held, snapshot};
 use serde_json::Value;
@@ -18,15 +18,6 @@ use tokio_util::sync::CancellationToken;
 
 /// Nothing here may take this long; it is less than a lease.
 const NEVER: Duration = Duration::from_secs(25);
-
-async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
-    let waiting = async {
-        while !done().await {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    assert!(tokio::time::timeout(NEVER, waiting).await.is_ok(), "never: {what}");
-}
 
 /// A pod, and a directory for journals and for what handlers leave.
 struct Town {
@@ -76,8 +67,7 @@ impl Process {
 impl Town {
     async fn build() -> Self {
         let bed = Bed::shared().await.unwrap();
-        let namespace = Namespace::new(bed.namespace()).unwrap();
-        let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+        let space = bed.open().await.unwrap();
         let stop = CancellationToken::new();
         let (pod, halt) = (Pod::new(space.clone(), PodSettings::default()), stop.clone());
         let pod = tokio::spawn(async move { pod.run(halt).await.unwrap() });

@@ -11,7 +11,7 @@ use minutehand::store::due::{Claim, ClaimLimits, Purse, Rule, Spent, Tally};
 use minutehand::store::queue::{self, Ask, BreakerAsk, BreakerState, ShareAsk, WindowAsk};
 use minutehand::store::run::Outcome;
 use minutehand::store::{Birth, Space};
-use minutehand::testing::bed::Bed;
+use minutehand::testing::bed::{Bed, until};
 use minutehand::testing::fixtures::{self, T0};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
@@ -305,15 +305,6 @@ async fn a_breaker_opens_is_tried_and_closes() {
 }
 
 // ---- a whole fleet ----
-
-async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
-    let waited = tokio::time::timeout(Duration::from_secs(40), async {
-        while !done().await {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "waited in vain until {what}");
-}
 
 /// A pod on a runtime of its own, so that it can die at any moment.
 struct Lone {

@@ -7,6 +7,7 @@ mod check;
 mod cli;
 mod connect;
 mod damage;
+mod day;
 mod dead;
 mod decider;
 mod digest;

@@ -6,7 +6,7 @@ use minutehand::model::{Key, Namespace, QueueName};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::{At, Space};
-use minutehand::testing::bed::Bed;
+use minutehand::testing::bed::{Bed, until};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -71,8 +71,7 @@ async fn two_namespaces_neither_see_nor_hurt_each_other() {
 #[tokio::test]
 async fn a_full_namespace_takes_no_more_and_says_so() {
     let bed = Bed::shared().await.unwrap();
-    let space =
-        Space::open(bed.store().await.unwrap(), Namespace::new(bed.namespace()).unwrap()).await.unwrap();
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
     let task = || NewTask { due: Due::In(3_600_000), ..NewTask::to(QueueName::new("q").unwrap()) };
     assert_eq!((client.quota().await.unwrap(), client.quota_set(Some(10)).await.unwrap()), (None, Some(10)));
@@ -93,4 +92,87 @@ async fn a_full_namespace_takes_no_more_and_says_so() {
     client.submit(task()).await.unwrap();
     assert_eq!(client.quota_set(None).await.unwrap(), None);
     client.submit(task()).await.unwrap();
+}
+
+/// Tasks that are ready in the loud namespace.
+const LOUD: usize = 200_000;
+/// Tasks of the calm one, each time.
+const CALM: usize = 200;
+
+/// How late tasks that fall due within a second were started, in ms, sorted.
+async fn lags(client: &Client, heard: &mut mpsc::UnboundedReceiver<i64>) -> Vec<i64> {
+    let tasks = (0..CALM as i64).map(|n| NewTask {
+        due: Due::In(300 + n * 1_000 / CALM as i64),
+        ..NewTask::to(QueueName::new("calm").unwrap())
+    });
+    for answer in client.submit_batch(tasks.collect()).await.unwrap() {
+        answer.unwrap();
+    }
+    let mut lags = Vec::new();
+    let all = async {
+        while lags.len() < CALM {
+            lags.extend(heard.recv().await);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), all).await.unwrap();
+    lags.sort_unstable();
+    lags
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespace_is_not_felt_by_the_backlog_of_another() {
+    let bed = Bed::own_server(Default::default()).await.unwrap();
+    let open = async |name: &str| {
+        Space::open(bed.store().await.unwrap(), Namespace::new(name).unwrap()).await.unwrap()
+    };
+    let (calm, loud) = (open("calm").await, open("loud").await);
+    let stop = CancellationToken::new();
+    let start = |space: &Space, queue: &str, tell: mpsc::UnboundedSender<i64>, ms: u64| {
+        let pod = Pod::new(space.clone(), PodSettings::default());
+        let executor = Executor::builder(space.clone()).slots(16).handle(queue, move |_, ctx| {
+            let told = tell.send(ctx.lag_ms());
+            async move {
+                told?;
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+                Ok(())
+            }
+        });
+        let executor = executor.build().unwrap();
+        (tokio::spawn(pod.run(stop.clone())), tokio::spawn(executor.run(stop.clone())))
+    };
+    let (tell, mut heard) = mpsc::unbounded_channel();
+    let calms = start(&calm, "calm", tell, 0);
+    let client = Client::new(calm.clone());
+    lags(&client, &mut heard).await;
+    let alone = lags(&client, &mut heard).await;
+
+    let other = Client::new(loud.clone());
+    let mut stream = other.stream(Default::default());
+    for _ in 0..LOUD {
+        stream.push(NewTask::to(QueueName::new("loud").unwrap())).await.unwrap();
+    }
+    assert_eq!(stream.finish().await.unwrap().created, LOUD as u64);
+    let (tell, _other_heard) = mpsc::unbounded_channel();
+    let louds = start(&loud, "loud", tell, 20);
+    until("the loud ones run", async || other.counts().await.unwrap().0.succeeded > 100).await;
+    let beside = lags(&client, &mut heard).await;
+    let ended = async || client.counts().await.unwrap().0.succeeded == 3 * CALM as i64;
+    until("all outcomes are accepted", ended).await;
+    let (mine, theirs) = (client.status().await.unwrap(), other.status().await.unwrap());
+    assert_eq!((mine.counts.succeeded, mine.counts.submitted), (3 * CALM as i64, 3 * CALM as i64));
+    assert_eq!((mine.executors.len(), theirs.executors.len()), (1, 1));
+    assert!(theirs.counts.pending > LOUD as i64 * 9 / 10, "the backlog lasted: {:?}", theirs.counts);
+    let p99 = |lags: &[i64]| lags[lags.len() * 99 / 100];
+    let (alone, beside) = (p99(&alone), p99(&beside));
+    println!("p99 alone {alone} ms, beside the backlog {beside} ms");
+    // A call of the other's may take some milliseconds of the same server, and both pods share this machine.
+    assert!(
+        beside <= 3 * alone.max(10),
+        "p99 of {beside} ms beside a backlog elsewhere, of {alone} ms alone"
+    );
+    stop.cancel();
+    for (pod, executor) in [calms, louds] {
+        pod.await.unwrap().unwrap();
+        executor.await.unwrap().unwrap();
+    }
 }

@@ -4,29 +4,17 @@ use minutehand::client::{Client, Due, NewTask};
 use minutehand::clock;
 use minutehand::dev::redis::ServerOptions;
 use minutehand::executor::Executor;
-use minutehand::model::{Namespace, QueueName, State, TaskId};
-use minutehand::pod::{Pod, PodSettings};
+use minutehand::model::{Namespace, Priority, QueueName, State, TaskId};
+use minutehand::pod::PodSettings;
 use minutehand::store::member::{self, ExecutorRecord, Take};
 use minutehand::store::run::{self, AckAnswer, AckRow, Outcome};
 use minutehand::store::{Birth, Space, read};
-use minutehand::testing::bed::Bed;
+use minutehand::testing::bed::{Bed, start_pod};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tokio_util::sync::CancellationToken;
 
-async fn open(bed: &Bed) -> Space {
-    Space::open(bed.store().await.unwrap(), Namespace::new(bed.namespace()).unwrap()).await.unwrap()
-}
-
-fn start_pod(space: &Space, id: &str) -> (CancellationToken, tokio::task::JoinHandle<()>) {
-    start_pod_as(space, PodSettings { id: id.into(), ..PodSettings::default() })
-}
-
-fn start_pod_as(space: &Space, settings: PodSettings) -> (CancellationToken, tokio::task::JoinHandle<()>) {
-    let stop = CancellationToken::new();
-    let pod = Pod::new(space.clone(), settings);
-    let token = stop.clone();
-    (stop, tokio::spawn(async move { pod.run(token).await.unwrap() }))
+fn named(id: &str) -> PodSettings {
+    PodSettings { id: id.into(), ..PodSettings::default() }
 }
 
 /// Takes what is offered to `id` and acks it at once, until `count` tasks are done; answers how often each ran.
@@ -75,9 +63,9 @@ fn push(due: Due) -> NewTask {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_pods_deliver_each_task_once() {
     let bed = Bed::shared().await.unwrap();
-    let space = open(&bed).await;
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
-    let pods = [start_pod(&space, "pod-a"), start_pod(&space, "pod-b")];
+    let pods = [start_pod(&space, named("pod-a")), start_pod(&space, named("pod-b"))];
     let tasks = (0..3_000).map(|n| push(Due::In(n % 700))).collect();
     let worker = {
         let space = space.clone();
@@ -101,9 +89,9 @@ async fn two_pods_deliver_each_task_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_is_due_soon_wakes_a_sleeping_bucket() {
     let bed = Bed::shared().await.unwrap();
-    let space = open(&bed).await;
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
-    let (stop, handle) = start_pod(&space, "pod-a");
+    let (stop, handle) = start_pod(&space, named("pod-a"));
     let worker = {
         let space = space.clone();
         tokio::spawn(async move { work(&space, "ex-1", 10, 10).await })
@@ -143,9 +131,9 @@ async fn read_holders(space: &Space) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_that_nobody_serves_wait_and_hold_nobody_up() {
     let bed = Bed::shared().await.unwrap();
-    let space = open(&bed).await;
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
-    let (stop, handle) = start_pod(&space, "pod-a");
+    let (stop, handle) = start_pod(&space, named("pod-a"));
     let lonely = NewTask { labels: minutehand::model::Labels::new(["gpu"]).unwrap(), ..push(Due::Now) };
     let lonely = client.submit(lonely).await.unwrap();
     let worker = {
@@ -165,14 +153,49 @@ async fn tasks_that_nobody_serves_wait_and_hold_nobody_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_urgent_task_is_on_time_while_others_wait_for_room() {
+    let bed = Bed::shared().await.unwrap();
+    let space = bed.open().await.unwrap();
+    let client = Client::new(space.clone());
+    // Room never comes, and the poll far too late.
+    let settings = PodSettings { poll_ms: 20_000, lock_ms: 30_000, ..named("pod-a") };
+    let (stop, handle) = start_pod(&space, settings);
+    let (open, gate) = tokio::sync::watch::channel(false);
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let executor =
+        Executor::builder(space.clone()).slots(1).urgent_slots(1).handle("push", move |task, _| {
+            let (mut gate, told) = (gate.clone(), tell.send(task.priority));
+            async move {
+                told?;
+                if !task.priority.is_urgent() {
+                    gate.wait_for(|open| *open).await?;
+                }
+                Ok(())
+            }
+        });
+    let executor = tokio::spawn(executor.build().unwrap().run(stop.clone()));
+    let mut next =
+        async || tokio::time::timeout(Duration::from_secs(10), told.recv()).await.unwrap().unwrap();
+    let low = NewTask { priority: Priority::P5, ..push(Due::Now) };
+    client.submit_batch(vec![low; 50]).await.unwrap();
+    assert_eq!(next().await, Priority::P5);
+    client.submit(NewTask { priority: Priority::P0, ..push(Due::In(500)) }).await.unwrap();
+    assert_eq!(next().await, Priority::P0, "it has a slot of its own");
+    open.send_replace(true);
+    stop.cancel();
+    handle.await.unwrap();
+    executor.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_queue_is_served_before_the_next_poll() {
     let bed = Bed::shared().await.unwrap();
-    let space = open(&bed).await;
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
     // A poll so long that only a wake-up can explain a start before it.
     let settings =
         PodSettings { id: "pod-a".into(), poll_ms: 20_000, lock_ms: 30_000, ..PodSettings::default() };
-    let (stop, handle) = start_pod_as(&space, settings);
+    let (stop, handle) = start_pod(&space, settings);
     let worker = {
         let space = space.clone();
         tokio::spawn(async move { work(&space, "ex-1", 10, 4).await })
@@ -204,7 +227,7 @@ async fn a_pod_rests_on_idle_buckets_and_is_woken_in_time() {
     let birth = Birth { key_buckets: 256, buckets: 256, holders: 1 };
     let space = Space::open_as(store, Namespace::new(bed.namespace()).unwrap(), birth).await.unwrap();
     let client = Client::new(space.clone());
-    let (stop, pod) = start_pod(&space, "pod-a");
+    let (stop, pod) = start_pod(&space, named("pod-a"));
     // All buckets have been claimed from and rest: from then on only the pod itself is heard of.
     let mut before = script_calls(&bed);
     let quiet = async {
@@ -234,9 +257,9 @@ async fn a_pod_rests_on_idle_buckets_and_is_woken_in_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_starts_on_its_millisecond_and_never_before_it() {
     let bed = Bed::shared().await.unwrap();
-    let space = open(&bed).await;
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
-    let (stop, handle) = start_pod(&space, "pod-a");
+    let (stop, handle) = start_pod(&space, named("pod-a"));
     // The server is on this machine, so its clock is this machine's.
     let (note, mut noted) = tokio::sync::mpsc::unbounded_channel();
     let executor = Executor::builder(space.clone())
@@ -279,10 +302,10 @@ async fn a_task_starts_on_its_millisecond_and_never_before_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_was_claimed_ahead_can_still_be_cancelled() {
     let bed = Bed::shared().await.unwrap();
-    let space = open(&bed).await;
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
     let settings = PodSettings { id: "pod-a".into(), look_ahead_ms: 200, ..PodSettings::default() };
-    let (stop, handle) = start_pod_as(&space, settings);
+    let (stop, handle) = start_pod(&space, settings);
     let ran = std::sync::Arc::new(parking_lot::Mutex::new(std::collections::BTreeSet::new()));
     let own = std::sync::Arc::clone(&ran);
     let executor = Executor::builder(space.clone())

@@ -5,9 +5,8 @@
 
 use minutehand::client::{Client, NewTask};
 use minutehand::http::{Api, Door, Ops, router, serve};
-use minutehand::model::{Namespace, QueueName};
+use minutehand::model::QueueName;
 use minutehand::pod::{Pod, PodSettings};
-use minutehand::store::Space;
 use minutehand::testing::bed::Bed;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -36,8 +35,7 @@ struct Running {
 
 async fn start(poll_wait_ms: u64) -> Running {
     let bed = Bed::shared().await.unwrap();
-    let namespace = Namespace::new(bed.namespace()).unwrap();
-    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let space = bed.open().await.unwrap();
     let stop = CancellationToken::new();
     let template = NewTask::to(QueueName::new("any").unwrap());
     let api = Api::new(Client::new(space.clone()), template, Door::Loopback, stop.clone())

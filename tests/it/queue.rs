@@ -9,26 +9,15 @@ use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::Space;
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::queue::{self, PutAnswer, Scope};
-use minutehand::testing::bed::Bed;
+use minutehand::testing::bed::{Bed, until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-
-async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
-    let waited = tokio::time::timeout(Duration::from_secs(20), async {
-        while !done().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "waited in vain until {what}");
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_queue_starts_nothing_and_holds_nobody_up() {
     let bed = Bed::shared().await.unwrap();
-    let namespace = Namespace::new(bed.namespace()).unwrap();
-    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
     let stop = CancellationToken::new();
     let pod = Pod::new(space.clone(), PodSettings::default());
@@ -87,8 +76,7 @@ async fn a_frozen_queue_starts_nothing_and_holds_nobody_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_executor_holds_and_has_not_started_comes_back_when_it_is_frozen() {
     let bed = Bed::shared().await.unwrap();
-    let namespace = Namespace::new(bed.namespace()).unwrap();
-    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
     let stop = CancellationToken::new();
     let pod = tokio::spawn(Pod::new(space.clone(), PodSettings::default()).run(stop.child_token()));
@@ -199,8 +187,7 @@ async fn two_who_change_a_queue_at_once_both_succeed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_queue_is_held_and_others_go_on() {
     let bed = Bed::shared().await.unwrap();
-    let namespace = Namespace::new(bed.namespace()).unwrap();
-    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
     let stop = CancellationToken::new();
     let pod = tokio::spawn(Pod::new(space.clone(), PodSettings::default()).run(stop.child_token()));
@@ -294,8 +281,7 @@ async fn runs_add_up_over_executors_and_fade() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_follows_from_how_long_tasks_run() {
     let bed = Bed::shared().await.unwrap();
-    let namespace = Namespace::new(bed.namespace()).unwrap();
-    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
     let [slow, fixed] = ["slow", "fixed"].map(|name| QueueName::new(name).unwrap());
     let mut runs = Runs::default();

@@ -1,14 +1,16 @@
 //! Who gets a task, and what becomes of it when that one goes: on a real server, with pods and executors.
 
 use crate::executor::{NEVER, Running, Town, start, task};
-use minutehand::client::NewTask;
-use minutehand::executor::{Context, ExecutorBuilder, HandlerFuture, Task};
+use minutehand::client::{Client, NewTask};
+use minutehand::executor::{Context, Executor, ExecutorBuilder, HandlerFuture, Task};
 use minutehand::model::queue::Routing;
 use minutehand::model::spec::Extras;
 use minutehand::model::{Labels, QueueName, State};
+use minutehand::pod::PodSettings;
 use minutehand::store::member::{self, ExecutorRecord};
-use minutehand::testing::bed::Bed;
+use minutehand::testing::bed::{Bed, start_pod};
 use minutehand::testing::fixtures::{self, T0};
+use minutehand::testing::process::Program;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -270,4 +272,45 @@ async fn who_is_lost_is_remembered_until_somebody_has_looked_after_it() {
     member::beat_executor(&space, &record).await.unwrap();
     let roll = member::roll(&space).await.unwrap();
     assert_eq!((roll.live[0].draining, roll.lost.len()), (false, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn decisions_are_written_down_and_come_out_the_same() {
+    let bed = Bed::shared().await.unwrap();
+    let space = bed.open().await.unwrap();
+    let file = bed.server().dir().join(format!("{}.ndjson", bed.namespace()));
+    let settings =
+        PodSettings { route_sample: 1_000, route_record: Some(file.clone()), ..PodSettings::default() };
+    let (stop, pod) = start_pod(&space, settings);
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let running: Vec<_> = [2, 8]
+        .map(|slots| start(Executor::builder(space.clone()).slots(slots).handle("q", telling(&tell))))
+        .into();
+    let client = Client::new(space.clone());
+    for n in 0..40 {
+        let extras = Extras { cost_ms: Some(n % 7 * 10 + 1), ..Extras::default() };
+        client.submit(NewTask { extras, ..task("q") }).await.unwrap();
+    }
+    heard(&mut told, 40).await;
+    for one in running {
+        one.end().await;
+    }
+    stop.cancel();
+    pod.await.unwrap();
+
+    let program = Program::bare(env!("CARGO_BIN_EXE_minutehand"));
+    let path = file.to_str().unwrap();
+    let again = program.json(&["executor", "replay", path]);
+    let stand = again["stand"].as_u64().unwrap();
+    assert!(again["ok"] == true && stand >= 40 && again["differ"] == serde_json::json!([]), "{again}");
+    // One that says something else is told of.
+    let text = std::fs::read_to_string(&file).unwrap();
+    let mut first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    first["chosen"] = "somebody".into();
+    std::fs::write(&file, format!("{first}\n")).unwrap();
+    let ended = program.run(&["executor", "replay", path, "--output", "json"]);
+    assert_eq!(
+        (ended.code, &ended.json()["ok"], &ended.json()["stand"]),
+        (Some(1), &false.into(), &0.into())
+    );
 }

@@ -11,10 +11,10 @@ use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::due::{self, Claim, ClaimAnswer, Granted, ReleaseAnswer};
 use minutehand::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
 use minutehand::store::run::{self, AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
-use minutehand::store::{Cause, Space, StoreError, read};
+use minutehand::store::{At, Cause, Space, StoreError, read};
 use minutehand::testing::bed::Bed;
 use minutehand::testing::fixtures::*;
-use minutehand::testing::snapshot::snapshot;
+use minutehand::testing::snapshot::{names, snapshot};
 
 use super::foreign::Planted;
 
@@ -581,4 +581,25 @@ async fn errors_keep_their_end_and_attempts_their_order() {
         assert!(attempt.error.len() <= limits::ERROR_TAIL_MAX_BYTES && attempt.error.starts_with('é'));
         assert_eq!((attempt.fence as usize, attempt.executor.as_str()), (at + 1, "ex"));
     }
+}
+
+#[tokio::test]
+async fn a_subject_is_met_first_once_a_day_and_name() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let met = async |name: &str, subject: u64| run::daily(&space, name, subject).await.unwrap();
+    assert_eq!((met("a", 5).await, met("a", 5).await, met("a", 6).await), (true, false, true));
+    assert_eq!((met("b", 5).await, met("a", 5 + (1 << 20)).await), (true, true));
+    // The last millisecond of the day, and the first of the next.
+    let midnight = (T0 / 86_400_000 + 1) * 86_400_000;
+    space.inject_now(Some(midnight - 1));
+    assert!(!met("a", 5).await);
+    space.inject_now(Some(midnight));
+    assert_eq!((met("a", 5).await, met("a", 5).await), (true, false));
+    assert!(check(&space, CheckOptions::default()).await.unwrap().ok, "its keys are known");
+    let key = names(&space).await.into_iter().find(|name| name.ends_with(b":day:20422"));
+    let key = key.expect("the string of its day");
+    let args = vec![key.clone()];
+    let left = space.store().command("TTL", At::Key(&key), args).await.unwrap().int("TTL").unwrap();
+    assert!((172_700..=172_800).contains(&left), "{left}");
 }

@@ -3,7 +3,7 @@
 use minutehand::client::{Client, NewTask};
 use minutehand::executor::{Executor, Task};
 use minutehand::model::seal::{KEY_BYTES, KeyRing};
-use minutehand::model::{Namespace, QueueName, State};
+use minutehand::model::{QueueName, State};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::{At, Space};
 use minutehand::testing::bed::Bed;
@@ -33,8 +33,7 @@ async fn everything(space: &Space) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_never_sees_a_payload_and_executors_with_the_key_do() {
     let bed = Bed::shared().await.unwrap();
-    let namespace = Namespace::new(bed.namespace()).unwrap();
-    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let space = bed.open().await.unwrap();
     let queue = |name: &str| QueueName::new(name).unwrap();
     let secret = "a payload that nobody but the executor shall read";
     let task = |name: &str| NewTask { payload: secret.into(), retries: Some(0), ..NewTask::to(queue(name)) };

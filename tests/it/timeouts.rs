@@ -4,7 +4,7 @@ use minutehand::client::{Client, NewTask};
 use minutehand::executor::{Context, Executor, Stop};
 use minutehand::limits;
 use minutehand::model::event::Move;
-use minutehand::model::{Bucket, Key, Namespace, Priority, QueueName, Spec, State, TaskId};
+use minutehand::model::{Bucket, Key, Priority, QueueName, Spec, State, TaskId};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::due::{self, Claim, Quota};
 use minutehand::store::intake::RowAnswer;
@@ -204,8 +204,7 @@ async fn twenty_hand_outs_without_a_start_are_a_dead_letter() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_expired_tasks_handler_is_told_to_stop() {
     let bed = Bed::shared().await.unwrap();
-    let namespace = Namespace::new(bed.namespace()).unwrap();
-    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let space = bed.open().await.unwrap();
     let stop = CancellationToken::new();
     let pod = tokio::spawn(Pod::new(space.clone(), PodSettings::default()).run(stop.clone()));
     let (tell, mut told) = mpsc::unbounded_channel();
@@ -235,8 +234,7 @@ async fn an_expired_tasks_handler_is_told_to_stop() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_command_line_and_the_settings_set_them() {
     let bed = Bed::shared().await.unwrap();
-    let namespace = Namespace::new(bed.namespace()).unwrap();
-    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let space = bed.open().await.unwrap();
     let run = |words: &str, variable: (&str, &str)| {
         let told = std::process::Command::new(env!("CARGO_BIN_EXE_minutehand"))
             .args(words.split_whitespace())
@@ -307,8 +305,7 @@ async fn the_command_line_and_the_settings_set_them() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_over_its_time_fails() {
     let bed = Bed::shared().await.unwrap();
-    let namespace = Namespace::new(bed.namespace()).unwrap();
-    let space = Space::open(bed.store().await.unwrap(), namespace).await.unwrap();
+    let space = bed.open().await.unwrap();
     let stop = CancellationToken::new();
     let pod = tokio::spawn(Pod::new(space.clone(), PodSettings::default()).run(stop.clone()));
     let executor = Executor::builder(space.clone()).stop_grace(Duration::from_millis(50));
