@@ -5,6 +5,7 @@ mod bucket;
 mod check;
 mod cli;
 mod connect;
+mod cuts;
 mod damage;
 mod dead;
 mod decider;
