@@ -51,7 +51,8 @@ pub const HAND_BACK_CAUSES: &[&str] =
 pub const ACK_OUTCOMES: &[&str] =
     &["succeeded", "retrying", "dead", "cancelled", "skipped", "stale", "known"];
 /// How a submitted row was answered.
-pub const SUBMIT_RESULTS: &[&str] = &["created", "duplicate", "refused", "fate_unknown", "not_durable"];
+pub const SUBMIT_RESULTS: &[&str] =
+    &["created", "duplicate", "refused", "over_backlog", "fate_unknown", "not_durable"];
 /// Scripts that have a series from the start; a test holds them against the store's own list.
 pub const SCRIPTS: &[&str] = &[
     "intake.submit",

@@ -18,7 +18,7 @@
 --         looks through <= 2,000 ripe specs for frozen plans, brings back <= 500 tasks of thawed ones
 -- events  claimed, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom
-local RIPEN, SETS, NEW_SETS, LANES, REAP, PIECES, SIFT, THAW, PLANS = 2000, 32, 8, 64, 250, 16, 2000, 500, 256
+local RIPEN, SETS, NEW_SETS = 2000, 32, 8
 local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]) or tonumber(string.match(ARGV[11], '^%d+')), tonumber(ARGV[12])
@@ -149,6 +149,7 @@ elseif lnow > clock then call('HSET', KEYS[1], 'clock', format('%.0f', lnow)) en
 -- (Blocks keep the number of names below the 200 that Lua allows in a function.)
 local reaped = 0
 do
+local REAP, PIECES = 250, 16
 local lapsed = {}
 local function lapse(id, r)
   if lapsed[id] then return end
@@ -244,6 +245,7 @@ for i = plan_at + 2, limits_at - 1 do
   frozen[ARGV[i]] = true
 end
 do
+local THAW, PLANS = 500, 256
 local function come_back(plan, most)
   local key = P .. 'held:' .. plan
   need('zset', 'held:' .. plan)
@@ -470,6 +472,7 @@ end
 local chosen, chosen_n, from_lane, backlog, some = {}, 0, {}, 0, nil
 local purses, rules, counted, tallies = {}, nil, {}, nil
 do
+local LANES, SIFT = 64, 2000
 -- Quotas by queue: a default and exceptions.
 local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
 for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
@@ -907,29 +910,32 @@ if n > 0 then
       return true
     end
   end
-  local function bits(lane, b)
-    return tallies and counted[sub(lane, 1, 3)] and sub('89:;<=>?', b + 1, b + 1) or b
+  local function bits(lane, b, version)
+    if tallies and counted[sub(lane, 1, 3)] then b = b + 8 end
+    return string.char(48 + b + (version > 2 and 32 or 0))
   end
   for i = 1, n do
     local id, spec, head, r = ids[i], specs[i], chosen[i], nil
-    local flags = spec and byte(spec, 2) or 0
+    local version, flags = 0, 0
+    if spec then version, flags = byte(spec, 1, 2) end
     if not ((not spec or flags % 32 >= 16) and refuse(i, id, spec, spec and spec_options(spec).start_before)) then
       local lane, at = sub(head, 17, 20), ats[i]
       if at then
         at = at_read(at)
         local grant = format('%08x', tonumber(at.fence, 16) + 1) .. nonce
-        r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 6 or 4)) .. (own and own[sub(lane, 1, 3)] or dl) .. grant .. format('%02x', at.losses) .. lane .. pod
+        r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 6 or 4), version) .. (own and own[sub(lane, 1, 3)] or dl) .. grant .. format('%02x', at.losses) .. lane .. pod
         head = head .. grant .. format('%013.0f%02x', at.due, at.failures)
         records[#records + 1] = id .. grant
       else
-        local same_flags = alike[flags]
+        local kind = version > 2 and 256 + flags or flags
+        local same_flags = alike[kind]
         if not same_flags then
           same_flags = {}
-          alike[flags] = same_flags
+          alike[kind] = same_flags
         end
         r = same_flags[lane]
         if not r then
-          r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 2 or 0)) .. (own and own[sub(lane, 1, 3)] or dl) .. first_grant .. '00' .. lane .. pod
+          r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 2 or 0), version) .. (own and own[sub(lane, 1, 3)] or dl) .. first_grant .. '00' .. lane .. pod
           same_flags[lane] = r
         end
         f = f + 1

@@ -24,7 +24,7 @@ end
 -- The wait after the n-th failure in ms; `chance` in 0..1 takes away up to the jitter's share.
 local function wait_ms(spec, n, chance)
   local growth, jitter, base, factor, cap = 2, 20, 5000, 500, 3600000
-  if byte(spec, 1) == 1 then
+  if byte(spec, 1) % 2 == 1 then
     growth, jitter, base, factor, cap = byte(spec, 10), byte(spec, 11), u32(spec, 12), u16(spec, 16), u32(spec, 18)
   end
   local wait = base
@@ -39,7 +39,7 @@ local function lane_of_tier(lane, failures)
 end
 local function failure_of(spec, at, final)
   local failures = at.failures < 255 and at.failures + 1 or 255
-  return failures, final or failures > (byte(spec, 1) == 1 and byte(spec, 9) or 2)
+  return failures, final or failures > (byte(spec, 1) % 2 == 1 and byte(spec, 9) or 2)
 end
 -- What a counted failure would write.
 local function need_fail(id, spec, final, after, chance)
@@ -85,6 +85,7 @@ local function bury(id, r, spec, at, reason, history)
   call('HDEL', P .. 'tries', id)
   call('HDEL', P .. 'run', id)
   tally_end(r, reason ~= 'lost_unstarted' and 'f' or nil)
+  tally_bound(spec, -1)
   remember(id .. 'D' .. sub(run_grant(r), 1, 8))
 end
 -- A counted failure. Answers 'R' with the new due time, or 'D'.

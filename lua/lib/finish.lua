@@ -4,6 +4,7 @@ local function key_hour(o) return format('%.0f', floor((now + o.window) / 360000
 local function need_end(id, spec)
   need('hash', 'task:' .. shelf(id))
   need_recent()
+  if spec_bound(spec) then need('hash', 'tally') end
   if byte(spec, 2) % 16 ~= 0 then
     local o = spec_options(spec)
     if o.key then
@@ -114,5 +115,6 @@ local function finish(id, spec, letter, fence)
     if o.key then key_end(id, o) end
     if o.deadline then call('ZREM', P .. 'timer:' .. format('%.0f', floor(o.deadline / 60000)), id) end
   end
+  tally_bound(spec, -1)
   remember(id .. letter .. fence)
 end

@@ -208,6 +208,10 @@ impl From<ClientError> for CliError {
             ClientError::WrongState { .. } => Self { code: "wrong_state", ..Self::failed(error.to_string()) },
             ClientError::NotDurable { .. } => Self { code: "not_durable", ..Self::failed(error.to_string()) }
                 .hint("the task may or may not stand; to send it again is safe with --key"),
+            ClientError::OverBacklog { ref queue, .. } => {
+                Self { code: "over_backlog", ..Self::failed(error.to_string()) }
+                    .hint(format!("`minutehand queue set {queue} --backlog` changes its bound"))
+            }
             ClientError::OverQuota { .. } => Self { code: "over_quota", ..Self::failed(error.to_string()) }
                 .hint("`minutehand quota` shows and changes it"),
             ClientError::FateUnknown(_) => Self { code: "fate_unknown", ..Self::failed(error.to_string()) },

@@ -4,7 +4,7 @@
 //!
 //! | at | bytes | content |
 //! | --- | --- | --- |
-//! | 0 | 1 | version: 1, or 2 where the retry policy is the usual one and bytes 8 to 20 are left out |
+//! | 0 | 1 | version: 1, or 2 where the retry policy is the usual one and bytes 8 to 20 are left out; 2 more where the task counts against a bound of its queue |
 //! | 1 | 1 | flags: which options follow |
 //! | 2 | 4 | lane code |
 //! | 6 | 2 | due, as ms within the home minute that the id names |
@@ -45,6 +45,8 @@ pub const SHORT_LEN: usize = 8;
 pub const VERSION: u8 = 1;
 /// Version of the layout without one.
 pub const VERSION_SHORT: u8 = 2;
+/// Added to the version of a task that counts against its queue's bound for tasks that have not ended.
+pub const BOUND: u8 = 2;
 /// Number of hashes over which a bucket's idempotency keys are spread.
 pub const KEY_SHARDS: u8 = 16;
 
@@ -142,6 +144,8 @@ pub struct Spec {
     pub lease_ms: Option<u32>,
     /// Longest run of its handler.
     pub timeout_ms: Option<u32>,
+    /// Whether it counts against its queue's bound for tasks that have not ended.
+    pub bound: bool,
     /// What only clients and executors read.
     pub extras: Extras,
     /// The payload, opaque.
@@ -250,7 +254,7 @@ impl Spec {
         let extras = if self.extras.is_empty() { None } else { rmp_serde::to_vec_named(&self.extras).ok() };
         let flag = |on: bool, bit: u8| if on { bit } else { 0 };
         let usual = self.retry == Retry::default();
-        out.put_u8(if usual { VERSION_SHORT } else { VERSION });
+        out.put_u8(if usual { VERSION_SHORT } else { VERSION } + if self.bound { BOUND } else { 0 });
         out.put_u8(
             flag(scoped.is_some(), KEYED)
                 | flag(self.placement.is_some(), PLACED)
@@ -316,7 +320,7 @@ impl Spec {
         if flags & PLANNED == 0 {
             return None;
         }
-        let mut at = if *bytes.first()? == VERSION_SHORT { SHORT_LEN } else { FIXED_LEN };
+        let mut at = if bytes.first()? % 2 == 0 { SHORT_LEN } else { FIXED_LEN };
         let word = |at: usize| Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));
         if flags & KEYED != 0 {
             at += 7 + word(at + 5)?;
@@ -332,13 +336,13 @@ impl Spec {
     pub fn decode(bytes: &Bytes, home: UnixMs) -> Result<Self, BadSpec> {
         let mut at = Reader { bytes, at: 0 };
         let version = at.u8()?;
-        if version != VERSION && version != VERSION_SHORT {
+        if !(VERSION..=VERSION_SHORT + BOUND).contains(&version) {
             return Err(BadSpec("unknown version"));
         }
         let flags = at.u8()?;
         let lane = LaneCode::from_bytes(at.take(4)?).ok_or(BadSpec("bad lane code"))?;
         let due = home.plus(i64::from(at.u16()?));
-        let retry = if version == VERSION { at.retry()? } else { Retry::default() };
+        let retry = if version % 2 == 1 { at.retry()? } else { Retry::default() };
         let has = |bit: u8| flags & bit != 0;
         let mut key = None;
         if has(KEYED) {
@@ -389,6 +393,7 @@ impl Spec {
             start_before,
             lease_ms,
             timeout_ms,
+            bound: version > VERSION_SHORT,
             extras,
             payload,
         })
@@ -467,6 +472,7 @@ pub(crate) mod tests {
             start_before: None,
             lease_ms: None,
             timeout_ms: None,
+            bound: false,
             extras: Extras::default(),
             payload: Bytes::from_static(payload),
         }
@@ -501,6 +507,7 @@ pub(crate) mod tests {
             timeout_ms in proptest::option::of(1u32..u32::MAX),
             cost_ms in proptest::option::of(any::<u32>()),
             retries in 1u8..4,
+            bound in any::<bool>(),
         ) {
             let spec = Spec {
                 retry: Retry { retries, ..Retry::default() },
@@ -511,6 +518,7 @@ pub(crate) mod tests {
                 start_before: start_before.map(UnixMs),
                 lease_ms,
                 timeout_ms,
+                bound,
                 extras: Extras { cost_ms, ..Extras::default() },
                 payload: payload.into(),
                 ..plain(b"")

@@ -1,6 +1,7 @@
 //! Tests against real servers that they start themselves: one binary, a file beside each file of `store/`, and the doors above it.
 
 mod acl;
+mod backlog;
 mod bucket;
 mod check;
 mod cli;
