@@ -1,6 +1,7 @@
 //! The Redis user of `deploy/users.acl` has the rights that the product needs, and no others.
 
 use minutehand::client::{Client, DeadFilter, Due, NewTask, NewToken};
+use minutehand::dev::redis::{ServerBinary, ServerOptions};
 use minutehand::executor::{Executor, HandlerError};
 use minutehand::model::{Key, Namespace, Priority, QueueName, Spec};
 use minutehand::pod::{Pod, PodSettings};
@@ -166,13 +167,32 @@ async fn whole_or_not_at_all<T>(
 
 #[tokio::test]
 async fn a_right_that_is_taken_away_stops_a_script_before_it_writes() {
-    let bed = Bed::own_server(Default::default()).await.unwrap();
+    rights_taken_away(ServerOptions::default()).await;
+}
+
+#[tokio::test]
+async fn a_right_that_is_taken_away_on_a_valkey_stops_a_script_before_it_writes() {
+    let Some(valkey) = ServerBinary::find_valkey() else {
+        println!("skipped: there is no valkey-server; scripts/get-server --valkey brings one");
+        return;
+    };
+    rights_taken_away(ServerOptions { binary: Some(valkey), ..ServerOptions::default() }).await;
+}
+
+async fn rights_taken_away(options: ServerOptions) {
+    let bed = Bed::own_server(options).await.unwrap();
     let admin = space(&bed).await;
     let acl = async |words: &[&str]| {
         let words = words.iter().map(|word| bytes::Bytes::from((*word).to_owned())).collect();
         admin.store().command("ACL SETUSER", At::Any, words).await.unwrap()
     };
-    acl(&["app", "on", ">pw", "~*", "&*", "+@all"]).await;
+    // With patterns, as the documented user has them.
+    let name = bed.namespace();
+    let patterns = ["~{", "~{", "&{", "&{"].into_iter().zip([".", ":", ".", ":"]);
+    let patterns: Vec<String> = patterns.map(|(before, after)| format!("{before}{name}{after}*")).collect();
+    let whole: Vec<&str> =
+        ["app", "on", ">pw", "+@all"].into_iter().chain(patterns.iter().map(String::as_str)).collect();
+    acl(&whole).await;
     let settings =
         ConnectSettings { username: Some("app".into()), password: Some("pw".into()), ..bed.settings() };
     let app = Space::open(Store::connect(settings).await.unwrap(), admin.namespace().clone()).await.unwrap();
