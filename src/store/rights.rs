@@ -10,22 +10,7 @@ use std::sync::OnceLock;
 /// Every command that our scripts run, read from their texts.
 pub fn commands() -> &'static BTreeSet<&'static str> {
     static COMMANDS: OnceLock<BTreeSet<&'static str>> = OnceLock::new();
-    COMMANDS.get_or_init(|| {
-        let mut found = BTreeSet::new();
-        for script in script::ALL {
-            for call in ["call('", "look('"] {
-                for rest in script.body.split(call).skip(1) {
-                    let name = rest.split('\'').next().unwrap_or("");
-                    if !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase()) {
-                        found.insert(name);
-                    }
-                }
-            }
-        }
-        // Those whose names a script looks up in a table.
-        found.extend(["STRLEN", "XLEN"]);
-        found
-    })
+    COMMANDS.get_or_init(|| script::ALL.iter().flat_map(|script| script.commands()).collect())
 }
 
 impl Space {
