@@ -5,6 +5,7 @@ local function need_end(id, spec)
   need('hash', 'task:' .. shelf(id))
   need_recent()
   if spec_bound(spec) then need('hash', 'tally') end
+  if placed(spec) then turns().need() end
   if byte(spec, 2) % 16 ~= 0 then
     local o = spec_options(spec)
     if o.key then
@@ -116,5 +117,6 @@ local function finish(id, spec, letter, fence)
     if o.deadline then call('ZREM', P .. 'timer:' .. format('%.0f', floor(o.deadline / 60000)), id) end
   end
   tally_bound(spec, -1)
+  if placed(spec) then turns().ended(id, spec) end
   remember(id .. letter .. fence)
 end

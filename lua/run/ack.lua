@@ -48,7 +48,7 @@ local function plain()
         local kind = r and sub(r, 2, 3)
         if not r or sub(r, 17, 34) ~= grant or sub(kind, 1, 1) ~= '-' then return end
         local bits = byte(kind, 2) - 48
-        if bits % 8 > 1 then return end
+        if bits % 8 > 1 or bits % 32 >= 16 then return end
         before, with_key, group, bound = r, bits % 2 == 1, bits % 16 >= 8 and sub(r, 37, 39), bits >= 32 and sub(r, 37, 39)
       end
       if group then
@@ -118,13 +118,15 @@ for i = 1, n do
       past[id] = true
       n_past = n_past + 1
     end
-  elseif not (run_bits(r) == 0 and (ENDS[outcome] or run_cancelled(r))) then
+  elseif not (run_bits(r) == 0 and not run_placed(r) and (ENDS[outcome] or run_cancelled(r))) then
     local spec = call('HGET', P .. 'task:' .. shelf(id), id)
     specs[i] = spec
     if not spec then
       -- dropped below
     elseif ENDS[outcome] or run_cancelled(r) then need_end(id, spec)
-    elseif outcome == 'A' and sub(said, 14, 14) == '0' then need_due(id, now + asked_after(said), at_of(id, spec).lane)
+    elseif outcome == 'A' and sub(said, 14, 14) == '0' then
+      if placed(spec) then turns().need() end
+      need_due(id, now + asked_after(said), at_of(id, spec).lane)
     else need_fail(id, spec, outcome == 'D', outcome == 'A' and asked_after(said) or nil, chance) end
   end
 end
@@ -153,8 +155,8 @@ for i = 1, n do
     end
     local final = flagged and 'C' or (ENDS[outcome] and outcome)
     if final then
-      tally_end(r, final == 'S' and 's' or nil)
-      if bits == 0 then
+      tally_end(id, specs[i], r, final == 'S' and 's' or nil)
+      if bits == 0 and not run_placed(r) then
         local m = shelf(id)
         local h = homes[m]
         if not h then
@@ -184,7 +186,7 @@ for i = 1, n do
         call('HINCRBY', counts, 'deleted', 1)
         letters[i] = 'Z'
         away[#away + 1] = id
-        tally_end(r)
+        tally_end(id, specs[i], r)
         if run_bound(r) then tally(sub(r, 37, 39), 'b', -1) end
       elseif outcome == 'A' and sub(said, 14, 14) == '0' then
         local at = at_of(id, spec)
@@ -192,7 +194,7 @@ for i = 1, n do
         call('HSET', P .. 'at', id, at_make(due, at.lane, sub(row, 17, 24), at.failures, run_losses(r), at.edits))
         due_put(id, due, at.lane)
         call('HDEL', run, id)
-        tally_end(r)
+        tally_end(id, specs[i], r)
         pending = pending + 1
         letters[i] = 'R'
         dues[#dues + 1] = due
