@@ -932,7 +932,7 @@ if n > 0 then
   if gated then stays, goes = safely(turns().gate, n, ids, chosen, specs, ats) end
   local function set_aside(i, row)
     local id, lane = ids[i], sub(chosen[i], 17, 20)
-    safely(turns().keep, row, id, lane)
+    turns().keep(row, id, lane)
     waiting = waiting + 1
     rares[#rares + 1] = rare(id, NO_GRANT, 'B', 0, row.why)
     local by_tier = rules and rules[sub(lane, 1, 3)]
@@ -945,7 +945,7 @@ if n > 0 then
     if gated and stays[i] then set_aside(i, stays[i])
     elseif not ((not spec or flags % 32 >= 16) and refuse(i, id, spec, spec and spec_options(spec).start_before)) then
       local ruled = gated and goes[i]
-      if ruled then safely(turns().went, ruled, id) end
+      if ruled then turns().went(ruled, id) end
       local lane, at = sub(head, 17, 20), ats[i]
       if at then
         at = at_read(at)
@@ -978,6 +978,7 @@ if n > 0 then
       out[2 * g + 8], out[2 * g + 9] = head, spec
     end
   end
+  if gated then safely(turns().land) end
   if g > 0 then
     call('HSET', run, unpack(hset))
     local list = table.concat(granted)

@@ -63,30 +63,32 @@ local function turns()
     call('HSET', KEYS[1], 'looks', '1')
   end
   -- Something of a key has ended: who waits for it may come.
+  local any
   local function signal(name)
-    if not waits(name, 1)[1] then return end
+    if any == nil then any = call('EXISTS', kept) == 1 end
+    if not any or not waits(name, 1)[1] then return end
     look_at(name, now)
     if not t.told then call('SPUBLISH', P .. 'wake', now13) end
     t.told = true
   end
   -- Those of a key that run under a bound. What has left `run` unseen is left out, so that nothing waits for it.
-  local function flying(name)
-    local ids, list = call('HGET', flight, name), {}
-    for i = 1, ids and #ids or 0, 16 do list[#list + 1] = sub(ids, i, i + 15) end
-    local found, out = list[1] and call('HMGET', P .. 'run', unpack(list)) or {}, {}
+  local function flying(ids)
+    local list = {}
+    if not ids then return list end
+    for i = 1, #ids, 16 do list[#list + 1] = sub(ids, i, i + 15) end
+    local found, out = call('HMGET', P .. 'run', unpack(list)), {}
     for i, id in ipairs(list) do
       if found[i] then out[#out + 1] = id end
     end
     return out
   end
-  local function turn_of(name)
-    local id = call('HGET', turn, name)
+  local function turn_of(id)
     local spec = id and call('HGET', P .. 'task:' .. shelf(id), id)
     if spec and not call('ZSCORE', P .. 'dead', id) then return id, spec end
   end
   -- How many more may go by the windows; where none, when one may.
-  local function room(name, rule)
-    local log, least, at = call('HGET', spent, name) or '', 1000, nil
+  local function room(log, rule)
+    local least, at = 1000, nil
     local n = #log / 13
     local function time(i) return tonumber(sub(log, 13 * i - 12, 13 * i)) end
     for _, w in ipairs(rule) do
@@ -98,7 +100,7 @@ local function turns()
         at = at and at > free and at or free
       end
     end
-    return least, at, log
+    return least, at
   end
   local function words(key)
     if #key <= 64 and not string.find(key, '[^%w%p ]') then return key end
@@ -107,7 +109,7 @@ local function turns()
   local function earlier(a, b) return a.due < b.due or (a.due == b.due and a.id < b.id) end
   -- Which of the chosen tasks wait, and what is to be noted of those that go: by their place among the chosen.
   t.gate = function(n, ids, chosen, specs, ats)
-    local by, names, stay, go = {}, {}, {}, {}
+    local by, all, names, stay, go = {}, {}, {}, {}, {}
     for i = 1, n do
       local spec = specs[i]
       local rule = spec and placed(spec) and t.rule(sub(spec, 3, 5))
@@ -117,16 +119,21 @@ local function turns()
         if not b then
           b = { name = name, key = key, rule = rule }
           by[name] = b
-          names[#names + 1] = b
+          all[#all + 1], names[#names + 1] = b, name
         end
         b[#b + 1] = { i = i, id = ids[i], due = ats[i] and at_read(ats[i]).due or spec_due(ids[i], spec) }
       end
     end
-    for _, b in ipairs(names) do
+    if not names[1] then return stay, go end
+    -- What is known of all of them, in one go each.
+    local flights, firsts, logs = call('HMGET', flight, unpack(names)), call('HMGET', turn, unpack(names)), call('HMGET', spent, unpack(names))
+    local newest, any_waits = call('HMGET', P .. 'newest', unpack(names)), call('EXISTS', kept) == 1
+    for n_th, b in ipairs(all) do
+      b.newest = newest[n_th]
       local rule, most, why, at = b.rule, #b, nil, nil
       table.sort(b, earlier)
       if rule.ordered then
-        local first = turn_of(b.name)
+        local first = turn_of(firsts[n_th])
         b.turn = first
         if first then
           most = 0
@@ -140,20 +147,20 @@ local function turns()
           end
         else
           most = 1
-          local head = waits(b.name, 1)[1]
+          local head = any_waits and waits(b.name, 1)[1]
           local waiting = head and { due = tonumber(sub(head, 20, 32)), id = sub(head, 33, 48) }
           if waiting and earlier(waiting, b[1]) then most, first, at = 0, waiting.id, now end
         end
         why = (first or b[1].id) .. ' of ' .. words(b.key) .. ' comes first'
       elseif rule.most > 0 then
-        b.flying = flying(b.name)
+        b.flying = flying(flights[n_th])
         most = rule.most - #b.flying
         if most < 0 then most = 0 end
         why = rule.most .. ' of ' .. words(b.key) .. (rule.most == 1 and ' is running' or ' are running')
       end
       if rule[1] then
-        local left, free, log = room(b.name, rule)
-        b.log = log
+        b.log = logs[n_th] or ''
+        local left, free = room(b.log, rule)
         if left < most then most, at, why = left, free, words(b.key) .. ' has had its share' end
       end
       for k, row in ipairs(b) do
@@ -163,28 +170,38 @@ local function turns()
     end
     return stay, go
   end
-  -- A task is set aside; the caller takes it out of its place.
+  -- A task is set aside; the caller takes it out of its place. What `keep` and `went` say is written by `land`.
+  local sets, moved, turning, logged, looking, older, touched = {}, {}, {}, {}, {}, {}, {}
   t.keep = function(row, id, lane)
-    call('ZADD', kept, 0, t.member(row.name, id, row.due, lane))
-    look_at(row.name, row.at)
+    sets[#sets + 1], sets[#sets + 2] = 0, t.member(row.name, id, row.due, lane)
+    looking[#looking + 1], looking[#looking + 2] = format('%.0f', row.at), row.name
   end
-  -- A task of a key goes: noted at once, so that what follows sees it.
+  -- A task of a key goes.
   t.went = function(b, id)
-    local rule, name = b.rule, b.name
-    if rule.ordered and b.turn ~= id then
-      b.turn = id
-      call('HSET', turn, name, id)
+    if not touched[b] then touched[b], touched[#touched + 1] = true, b end
+    if b.rule.ordered then b.turn = id end
+    if b.flying then b.flying[#b.flying + 1] = id end
+    if b.log then b.log = sub(b.log .. now13, -13 * b.rule.log) end
+    if b.newest == id then older[#older + 1] = b.name end
+  end
+  t.land = function()
+    for _, b in ipairs(touched) do
+      if b.rule.ordered then turning[#turning + 1], turning[#turning + 2] = b.name, b.turn end
+      if b.flying then moved[#moved + 1], moved[#moved + 2] = b.name, table.concat(b.flying) end
+      if b.log then
+        logged[#logged + 1], logged[#logged + 2] = b.name, b.log
+        looking[#looking + 1], looking[#looking + 2] = format('%.0f', now + b.rule.longest), b.name
+      end
     end
-    if b.flying then
-      b.flying[#b.flying + 1] = id
-      call('HSET', flight, name, table.concat(b.flying))
+    if turning[1] then call('HSET', turn, unpack(turning)) end
+    if moved[1] then call('HSET', flight, unpack(moved)) end
+    if logged[1] then call('HSET', spent, unpack(logged)) end
+    if older[1] then call('HDEL', P .. 'newest', unpack(older)) end
+    if sets[1] then call('ZADD', kept, unpack(sets)) end
+    if looking[1] then
+      for i = 1, #looking, 4000 do call('ZADD', looks, 'LT', unpack(looking, i, i + 3999 < #looking and i + 3999 or #looking)) end
+      call('HSET', KEYS[1], 'looks', '1')
     end
-    if b.log then
-      b.log = sub(b.log .. now13, -13 * rule.log)
-      call('HSET', spent, name, b.log)
-      look_at(name, now + rule.longest)
-    end
-    if rule.newest and call('HGET', P .. 'newest', name) == id then call('HDEL', P .. 'newest', name) end
   end
   -- Looks after the keys whose time has come; tasks that may go come back to where their due time says.
   t.come = function(need_due, due_put)
@@ -195,7 +212,7 @@ local function turns()
         -- All may come. Whose turn it is and who runs is kept for those who still know a rule; it goes with these tasks.
       elseif rule.ordered then
         most = 1
-        first, first_spec = turn_of(name)
+        first, first_spec = turn_of(call('HGET', turn, name))
         if first then
           -- One that came back for another try may wait here itself.
           local place = at_of(first, first_spec)
@@ -203,13 +220,14 @@ local function turns()
           if not call('ZSCORE', kept, back[1]) then most = 0 end
         else call('HDEL', turn, name) end
       elseif rule.most > 0 then
-        runs = flying(name)
+        runs = flying(call('HGET', flight, name))
         most = rule.most - #runs
         if #runs == 0 then call('HDEL', flight, name) end
       end
       if rule and rule[1] then
         local left
-        left, at, log = room(name, rule)
+        log = call('HGET', spent, name) or ''
+        left, at = room(log, rule)
         if left < most then most = left end
       end
       if most > BACK then most = BACK end

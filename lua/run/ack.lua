@@ -118,7 +118,7 @@ for i = 1, n do
       past[id] = true
       n_past = n_past + 1
     end
-  elseif not (run_bits(r) == 0 and not run_placed(r) and (ENDS[outcome] or run_cancelled(r))) then
+  elseif (byte(r, 3) - 48) % 8 ~= 0 or run_placed(r) or not (ENDS[outcome] or run_cancelled(r)) then
     local spec = call('HGET', P .. 'task:' .. shelf(id), id)
     specs[i] = spec
     if not spec then
@@ -146,8 +146,9 @@ for i = 1, n do
     end
   else
     gone[id] = true
-    counts_any = counts_any or run_counted(r)
-    local flagged, bits = run_cancelled(r), run_bits(r)
+    local all_bits, flagged = byte(r, 3) - 48, run_cancelled(r)
+    local bits = all_bits % 8
+    counts_any = counts_any or all_bits % 16 >= 8
     local lag, bin = sub(row, 36, 40), sub(bin_rows, 2 * i - 1, 2 * i)
     if bin ~= 'zz' then
       bins[bin] = (bins[bin] or 0) + 1
@@ -155,8 +156,8 @@ for i = 1, n do
     end
     local final = flagged and 'C' or (ENDS[outcome] and outcome)
     if final then
-      tally_end(id, specs[i], r, final == 'S' and 's' or nil)
-      if bits == 0 and not run_placed(r) then
+      if all_bits >= 8 then tally_end(id, specs[i], r, final == 'S' and 's' or nil) end
+      if bits == 0 and all_bits % 32 < 16 then
         local m = shelf(id)
         local h = homes[m]
         if not h then
@@ -165,7 +166,7 @@ for i = 1, n do
         end
         h[#h + 1] = id
         recent[#recent + 1] = id .. final .. sub(row, 17, 24)
-        if run_bound(r) then tally(sub(r, 37, 39), 'b', -1) end
+        if all_bits >= 32 then tally(sub(r, 37, 39), 'b', -1) end
         done[#done + 1] = id
       else
         local spec = specs[i]
