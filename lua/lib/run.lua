@@ -3,7 +3,6 @@
 --         grant 18 (fence 8 hex, nonce 10), losses 2 hex, lane 4, holder
 local function run_phase(r) return sub(r, 1, 1) end
 local function run_cancelled(r) return sub(r, 2, 2) == 'C' end
-local function run_bits(r) return (byte(r, 3) - 48) % 8 end
 local function run_counted(r) return (byte(r, 3) - 48) % 16 >= 8 end
 local function run_placed(r) return (byte(r, 3) - 48) % 32 >= 16 end
 local function run_bound(r) return (byte(r, 3) - 48) % 64 >= 32 end

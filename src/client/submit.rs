@@ -219,6 +219,9 @@ struct Pending {
     durability: Durability,
 }
 
+/// Bucket, whether it was chosen by the spread, how safe they must be, whether they may replace others.
+type Shared = (Bucket, bool, Durability, bool);
+
 /// Submits tasks; answers each, in order.
 pub(super) async fn submit_batch(
     space: &Space,
@@ -304,7 +307,8 @@ async fn send(
     answers: &mut [Option<Result<Submitted, SubmitError>>],
 ) -> Result<(), ClientError> {
     let mut calls: Vec<Vec<Pending>> = Vec::new();
-    let mut open: HashMap<(Bucket, bool, Durability, bool), (Vec<Pending>, usize)> = HashMap::new();
+    // By what rows of one call share.
+    let mut open: HashMap<Shared, (Vec<Pending>, usize)> = HashMap::new();
     for pending in rows {
         let collapses = pending.row.collapse.is_some();
         let most = if collapses { limits::SINGLE_MAX_ROWS } else { CALL_ROWS };
