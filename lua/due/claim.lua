@@ -15,7 +15,7 @@
 --         and where there are purses or counted groups: n × (spent "," left behind ";") | n × (running "," ok "," failed ";")
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
--- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 80 due sets, 64 lanes a priority; reaps <= 250;
+-- bound   rows <= limit, and 500 where there are rules of placement keys; ripens <= 2,000 ids; looks into <= 80 due sets, 64 lanes a priority; reaps <= 250;
 --         looks through <= 2,000 ripe specs for frozen plans, brings back <= 500 tasks of thawed ones; looks after <= 64
 --         placement keys, brings back <= 16 tasks of each
 -- events  claimed, set aside, lost, retried, died, cancelled, expired, skipped, repaired, deleted
@@ -280,6 +280,8 @@ do
 local from = string.find(ARGV[limits_at], ';', 1, true)
 if from or meta[15] then
   turns().rules(from and sub(ARGV[limits_at], from + 1) or '')
+  -- These tasks take longer.
+  if from then limit, normal_limit = limit < 500 and limit or 500, normal_limit < 500 and normal_limit or 500 end
   safely(turns().need)
 end
 if meta[15] then safely(turns().come, need_due, due_put) end
@@ -945,7 +947,7 @@ if n > 0 then
     if gated and stays[i] then set_aside(i, stays[i])
     elseif not ((not spec or flags % 32 >= 16) and refuse(i, id, spec, spec and spec_options(spec).start_before)) then
       local ruled = gated and goes[i]
-      if ruled then turns().went(ruled, id) end
+      if ruled then ruled = turns().went(ruled, id) end
       local lane, at = sub(head, 17, 20), ats[i]
       if at then
         at = at_read(at)

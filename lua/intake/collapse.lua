@@ -74,6 +74,7 @@ local function make(row)
     call('ZADD', P .. 'agenda', minute, 't' .. minute)
   end
   call('HSET', P .. 'newest', row.name, id)
+  needed.newest = 1
   tally_bound(spec, 1)
   records[#records + 1] = id .. row.lane .. row.offset
   if #spec > largest then largest = #spec end

@@ -45,11 +45,14 @@ local function turns()
     return rule
   end
   -- What a key is called here, and its bytes.
+  local last, last_name, last_key
   t.name = function(spec)
+    if spec == last then return last_name, last_key end
     local at = spec_rest(spec)
     if byte(spec, 2) % 2 == 1 then at = at + 7 + u16(spec, at + 5) end
     local key = sub(spec, at + 2, at + 1 + u16(spec, at))
-    return sub(spec, 3, 5) .. sub(redis.sha1hex(key), 1, 16), key
+    last, last_name, last_key = spec, sub(spec, 3, 5) .. sub(redis.sha1hex(key), 1, 16), key
+    return last_name, key
   end
   t.member = function(name, id, due, lane) return name .. format('%013.0f', due) .. id .. lane end
   t.need = function()
@@ -131,7 +134,7 @@ local function turns()
     for n_th, b in ipairs(all) do
       b.newest = newest[n_th]
       local rule, most, why, at = b.rule, #b, nil, nil
-      table.sort(b, earlier)
+      if b[2] then table.sort(b, earlier) end
       if rule.ordered then
         local first = turn_of(firsts[n_th])
         b.turn = first
@@ -151,12 +154,12 @@ local function turns()
           local waiting = head and { due = tonumber(sub(head, 20, 32)), id = sub(head, 33, 48) }
           if waiting and earlier(waiting, b[1]) then most, first, at = 0, waiting.id, now end
         end
-        why = (first or b[1].id) .. ' of ' .. words(b.key) .. ' comes first'
+        why = most < #b and (first or b[1].id) .. ' of ' .. words(b.key) .. ' comes first'
       elseif rule.most > 0 then
         b.flying = flying(flights[n_th])
         most = rule.most - #b.flying
         if most < 0 then most = 0 end
-        why = rule.most .. ' of ' .. words(b.key) .. (rule.most == 1 and ' is running' or ' are running')
+        why = most < #b and rule.most .. ' of ' .. words(b.key) .. (rule.most == 1 and ' is running' or ' are running')
       end
       if rule[1] then
         b.log = logs[n_th] or ''
@@ -176,13 +179,14 @@ local function turns()
     sets[#sets + 1], sets[#sets + 2] = 0, t.member(row.name, id, row.due, lane)
     looking[#looking + 1], looking[#looking + 2] = format('%.0f', row.at), row.name
   end
-  -- A task of a key goes.
+  -- A task of a key goes; answers whether somebody has to know when it leaves `run`.
   t.went = function(b, id)
     if not touched[b] then touched[b], touched[#touched + 1] = true, b end
     if b.rule.ordered then b.turn = id end
     if b.flying then b.flying[#b.flying + 1] = id end
     if b.log then b.log = sub(b.log .. now13, -13 * b.rule.log) end
     if b.newest == id then older[#older + 1] = b.name end
+    return b.rule.ordered or b.rule.most > 0
   end
   t.land = function()
     for _, b in ipairs(touched) do
@@ -260,8 +264,9 @@ local function turns()
   -- A granted task leaves `run`, however.
   t.left = function(id, spec)
     local name = t.name(spec)
-    local ids = call('HGET', flight, name)
-    if ids then
+    local ids = needed.flight ~= 0 and call('HGET', flight, name)
+    if ids == id then call('HDEL', flight, name)
+    elseif ids then
       local list = {}
       for i = 1, #ids, 16 do
         local own = sub(ids, i, i + 15)
@@ -274,7 +279,8 @@ local function turns()
   -- A task that is moved gives its turn up.
   t.moved = function(id, spec)
     local name = t.name(spec)
-    if call('HGET', turn, name) == id then
+    -- What is empty and was looked at is not asked again.
+    if needed.turns ~= 0 and call('HGET', turn, name) == id then
       call('HDEL', turn, name)
       signal(name)
     end
@@ -283,7 +289,7 @@ local function turns()
   t.ended = function(id, spec)
     t.moved(id, spec)
     local name = t.name(spec)
-    if call('HGET', P .. 'newest', name) == id then call('HDEL', P .. 'newest', name) end
+    if needed.newest ~= 0 and call('HGET', P .. 'newest', name) == id then call('HDEL', P .. 'newest', name) end
   end
   -- Takes a task that waits out of its place; answers whether it was there.
   t.unkeep = function(id, due, lane, spec)

@@ -157,7 +157,7 @@ for i = 1, n do
     local final = flagged and 'C' or (ENDS[outcome] and outcome)
     if final then
       if all_bits >= 8 then tally_end(id, specs[i], r, final == 'S' and 's' or nil) end
-      if bits == 0 and all_bits % 32 < 16 then
+      if bits == 0 then
         local m = shelf(id)
         local h = homes[m]
         if not h then
@@ -167,6 +167,7 @@ for i = 1, n do
         h[#h + 1] = id
         recent[#recent + 1] = id .. final .. sub(row, 17, 24)
         if all_bits >= 32 then tally(sub(r, 37, 39), 'b', -1) end
+        if all_bits % 32 >= 16 and specs[i] then turns().ended(id, specs[i]) end
         done[#done + 1] = id
       else
         local spec = specs[i]
