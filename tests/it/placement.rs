@@ -395,6 +395,8 @@ async fn rules_hold_and_everybody_comes_whatever_happens() {
         let rule = if in_order { ordered() } else { running(most) };
         let most = if in_order { 1 } else { most as usize };
         let mut ask = ruled(lane, &rule);
+        // No lease lapses meanwhile.
+        ask.dispatch_ms = 3_000_000;
         let mut now = T0;
         // Key and due time of each that has not ended; what runs; those that had their turn and have not ended.
         let mut live: BTreeMap<TaskId, (usize, i64)> = BTreeMap::new();
