@@ -174,7 +174,7 @@ local function lapse(id, r)
   elseif run_cancelled(r) then
     call('HDEL', run, id)
     tally_end(r)
-    finish(id, spec, 'C', sub(grant, 1, 8))
+    finish(id, spec, 'C', sub(grant, 1, 8), 'cancelled while running')
     count('cancelled', 1)
     rares[#rares + 1] = rare(id, grant, 'C', 0, 'cancelled while running; ' .. holder .. ' did not answer')
   elseif run_phase(r) == 's' then
@@ -185,7 +185,7 @@ local function lapse(id, r)
     local losses = run_losses(r) + 1
     if losses >= 20 then
       local at = at_of(id, spec)
-      bury(id, r, spec, at, 'lost_unstarted', tries_add(id, attempt(grant, holder, 'handed out 20 times and never started')))
+      bury(id, r, spec, at, 'lost_unstarted', tries_add(id, attempt(grant, holder, 'handed out 20 times and never started')), 'handed out 20 times and never started')
       count('dead', 1)
       rares[#rares + 1] = rare(id, grant, 'D', 0, 'handed out 20 times and never started')
     else
@@ -306,7 +306,7 @@ local function expire(key, id)
     if gone then count('pending', -1) end
   end
   if gone then
-    finish(id, spec, 'X', grant == NO_GRANT and at.fence or sub(grant, 1, 8))
+    finish(id, spec, 'X', grant == NO_GRANT and at.fence or sub(grant, 1, 8), 'its total time-out passed')
     count('expired', 1)
     rares[#rares + 1] = rare(id, grant, 'X', 0, 'its total time-out passed')
   end
@@ -896,7 +896,7 @@ if n > 0 then
       safely(need_move)
       safely(need_end, id, spec)
       count('skipped', 1)
-      finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000')
+      finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000', 'too late to start')
       rares[#rares + 1] = rare(id, NO_GRANT, 'K', 0, 'too late: it was not to start after its latest start')
       return true
     end
@@ -906,7 +906,10 @@ if n > 0 then
   end
   for i = 1, n do
     local id, spec, head, r = ids[i], specs[i], chosen[i], nil
-    local flags = spec and byte(spec, 2) or 0
+    local version, flags = 0, 0
+    if spec then version, flags = byte(spec, 1, 2) end
+    -- Versions above 2: whoever ends it must look.
+    if version > 2 then flags = flags + 256 end
     if not ((not spec or flags % 32 >= 16) and refuse(i, id, spec, spec and spec_options(spec).start_before)) then
       local lane, at = sub(head, 17, 20), ats[i]
       if at then
@@ -923,7 +926,7 @@ if n > 0 then
         end
         r = same_flags[lane]
         if not r then
-          r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 2 or 0)) .. dl .. first_grant .. '00' .. lane .. pod
+          r = 'c-' .. bits(lane, flags % 2 + ((flags % 16 >= 8 or flags > 255) and 2 or 0)) .. dl .. first_grant .. '00' .. lane .. pod
           same_flags[lane] = r
         end
         f = f + 1

@@ -1,12 +1,12 @@
 -- lib/fail: what follows a failure: another try later, a hand-back, or the dead letters.
 -- One attempt in `tries` and in a dead letter: time 13, fence 8 hex, length of the holder 2, holder, length of the text 4, text
 -- Attempts kept: the first one and the latest.
-local ATTEMPTS = 16
 local function attempt(grant, holder, text)
   text = sub(text, 1, 1024)
   return now13 .. sub(grant, 1, 8) .. format('%02d', #holder) .. holder .. format('%04d', #text) .. text
 end
 local function tries_add(id, record)
+  local ATTEMPTS = 16
   local had = call('HGET', P .. 'tries', id) or ''
   local at, n, first, second = 1, 0, 0, 0
   while at <= #had do
@@ -24,7 +24,7 @@ end
 -- The wait after the n-th failure in ms; `chance` in 0..1 takes away up to the jitter's share.
 local function wait_ms(spec, n, chance)
   local growth, jitter, base, factor, cap = 2, 20, 5000, 500, 3600000
-  if byte(spec, 1) == 1 then
+  if byte(spec, 1) % 2 == 1 then
     growth, jitter, base, factor, cap = byte(spec, 10), byte(spec, 11), u32(spec, 12), u16(spec, 16), u32(spec, 18)
   end
   local wait = base
@@ -39,7 +39,7 @@ local function lane_of_tier(lane, failures)
 end
 local function failure_of(spec, at, final)
   local failures = at.failures < 255 and at.failures + 1 or 255
-  return failures, final or failures > (byte(spec, 1) == 1 and byte(spec, 9) or 2)
+  return failures, final or failures > (byte(spec, 1) % 2 == 1 and byte(spec, 9) or 2)
 end
 -- What a counted failure would write.
 local function need_fail(id, spec, final, after, chance)
@@ -73,7 +73,7 @@ local function hand_back(id, r, spec, losses)
   tally_end(r)
 end
 -- Puts a running task among the dead letters, with its spec kept for a redrive.
-local function bury(id, r, spec, at, reason, history)
+local function bury(id, r, spec, at, reason, history, text)
   call('HSET', P .. 'at', id, at_make(at.due, at.lane, sub(run_grant(r), 1, 8), at.failures, run_losses(r), at.edits))
   call('HSET', P .. 'dead:' .. id, 'reason', reason, 'at', now13, 'attempts', history)
   call('ZADD', P .. 'dead', now, id)
@@ -86,6 +86,7 @@ local function bury(id, r, spec, at, reason, history)
   call('HDEL', P .. 'run', id)
   tally_end(r, reason ~= 'lost_unstarted' and 'f' or nil)
   remember(id .. 'D' .. sub(run_grant(r), 1, 8))
+  if byte(spec, 1) > 2 then announce(id, spec, 'D', sub(run_grant(r), 1, 8), reason .. ': ' .. text) end
 end
 -- A counted failure. Answers 'R' with the new due time, or 'D'.
 local function fail(id, r, spec, text, reason, final, after, chance)
@@ -94,7 +95,7 @@ local function fail(id, r, spec, text, reason, final, after, chance)
   local dies
   at.failures, dies = failure_of(spec, at, final)
   if dies then
-    bury(id, r, spec, at, reason, history)
+    bury(id, r, spec, at, reason, history, text)
     return 'D', 0
   end
   local due = now + (after or wait_ms(spec, at.failures, chance))

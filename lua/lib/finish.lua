@@ -4,6 +4,10 @@ local function key_hour(o) return format('%.0f', floor((now + o.window) / 360000
 local function need_end(id, spec)
   need('hash', 'task:' .. shelf(id))
   need_recent()
+  if byte(spec, 1) > 2 then
+    need('stream', 'outbox')
+    need('hash', 'readers')
+  end
   if byte(spec, 2) % 16 ~= 0 then
     local o = spec_options(spec)
     if o.key then
@@ -105,7 +109,7 @@ local function keys_end(ends)
   end
 end
 -- Ends one task for good: spec, place record, key, timer. Place, run and counters are the caller's.
-local function finish(id, spec, letter, fence)
+local function finish(id, spec, letter, fence, text)
   call('HDEL', P .. 'task:' .. shelf(id), id)
   call('HDEL', P .. 'at', id)
   call('HDEL', P .. 'tries', id)
@@ -115,4 +119,6 @@ local function finish(id, spec, letter, fence)
     if o.deadline then call('ZREM', P .. 'timer:' .. format('%.0f', floor(o.deadline / 60000)), id) end
   end
   remember(id .. letter .. fence)
+  -- Specs above version 2 are of tasks whose end somebody wants to hear of.
+  if byte(spec, 1) > 2 then announce(id, spec, letter, fence, text) end
 end

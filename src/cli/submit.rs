@@ -19,6 +19,7 @@ pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
         cost_ms: args.cost.as_deref().map(cost).transpose()?,
         routing_key: args.routing_key.clone(),
         url: args.url.clone(),
+        notify: args.notify.clone(),
         ..Extras::default()
     };
     Ok(NewTask {

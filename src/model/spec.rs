@@ -4,7 +4,7 @@
 //!
 //! | at | bytes | content |
 //! | --- | --- | --- |
-//! | 0 | 1 | version: 1, or 2 where the retry policy is the usual one and bytes 8 to 20 are left out |
+//! | 0 | 1 | version: 1, or 2 where the retry policy is the usual one and bytes 8 to 20 are left out; 2 more where somebody wants to hear of its end |
 //! | 1 | 1 | flags: which options follow |
 //! | 2 | 4 | lane code |
 //! | 6 | 2 | due, as ms within the home minute that the id names |
@@ -45,6 +45,8 @@ pub const SHORT_LEN: usize = 8;
 pub const VERSION: u8 = 1;
 /// Version of the layout without one.
 pub const VERSION_SHORT: u8 = 2;
+/// What is added to the version of a spec whose task's end somebody wants to hear of.
+pub const ANNOUNCED: u8 = 2;
 /// Number of hashes over which a bucket's idempotency keys are spread.
 pub const KEY_SHARDS: u8 = 16;
 
@@ -92,6 +94,9 @@ pub struct Extras {
     /// Web address that is called to have it done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
+    /// The subscription that hears of its end, or an empty text where others do. See [`super::subscription`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notify: Option<String>,
     /// Which part of a broadcast it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
@@ -241,7 +246,8 @@ impl Spec {
         let extras = if self.extras.is_empty() { None } else { rmp_serde::to_vec_named(&self.extras).ok() };
         let flag = |on: bool, bit: u8| if on { bit } else { 0 };
         let usual = self.retry == Retry::default();
-        out.put_u8(if usual { VERSION_SHORT } else { VERSION });
+        let announced = if self.extras.notify.is_some() { ANNOUNCED } else { 0 };
+        out.put_u8(announced + if usual { VERSION_SHORT } else { VERSION });
         out.put_u8(
             flag(scoped.is_some(), KEYED)
                 | flag(self.placement.is_some(), PLACED)
@@ -307,7 +313,7 @@ impl Spec {
         if flags & PLANNED == 0 {
             return None;
         }
-        let mut at = if *bytes.first()? == VERSION_SHORT { SHORT_LEN } else { FIXED_LEN };
+        let mut at = if (*bytes.first()?).is_multiple_of(2) { SHORT_LEN } else { FIXED_LEN };
         let word = |at: usize| Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));
         if flags & KEYED != 0 {
             at += 7 + word(at + 5)?;
@@ -323,13 +329,13 @@ impl Spec {
     pub fn decode(bytes: &Bytes, home: UnixMs) -> Result<Self, BadSpec> {
         let mut at = Reader { bytes, at: 0 };
         let version = at.u8()?;
-        if version != VERSION && version != VERSION_SHORT {
+        if !(VERSION..=VERSION_SHORT + ANNOUNCED).contains(&version) {
             return Err(BadSpec("unknown version"));
         }
         let flags = at.u8()?;
         let lane = LaneCode::from_bytes(at.take(4)?).ok_or(BadSpec("bad lane code"))?;
         let due = home.plus(i64::from(at.u16()?));
-        let retry = if version == VERSION { at.retry()? } else { Retry::default() };
+        let retry = if version.is_multiple_of(2) { Retry::default() } else { at.retry()? };
         let has = |bit: u8| flags & bit != 0;
         let mut key = None;
         if has(KEYED) {
@@ -477,6 +483,9 @@ pub(crate) mod tests {
         ]
         .concat();
         assert_eq!(&bytes[..], &expected[..]);
+        let extras = Extras { notify: Some(String::new()), ..Extras::default() };
+        let told = Spec { extras, ..plain(b"hi") }.encode();
+        assert_eq!(&told[..2], &[4, 0x80]);
     }
 
     proptest! {
@@ -492,6 +501,7 @@ pub(crate) mod tests {
             timeout_ms in proptest::option::of(1u32..u32::MAX),
             cost_ms in proptest::option::of(any::<u32>()),
             retries in 1u8..4,
+            notify in proptest::option::of("[a-z]{0,8}"),
         ) {
             let spec = Spec {
                 retry: Retry { retries, ..Retry::default() },
@@ -502,7 +512,7 @@ pub(crate) mod tests {
                 start_before: start_before.map(UnixMs),
                 lease_ms,
                 timeout_ms,
-                extras: Extras { cost_ms, ..Extras::default() },
+                extras: Extras { cost_ms, notify, ..Extras::default() },
                 payload: payload.into(),
                 ..plain(b"")
             };

@@ -81,7 +81,7 @@ fn a_spec() -> Spec {
         start_before: Some(UnixMs(1_764_511_888_888)),
         lease_ms: Some(45_000),
         timeout_ms: Some(2_000),
-        extras: spec::Extras { cost_ms: Some(3), ..spec::Extras::default() },
+        extras: spec::Extras { cost_ms: Some(3), notify: Some("s".into()), ..spec::Extras::default() },
         payload: Bytes::from_static(b"\x00payload\xff"),
     }
 }

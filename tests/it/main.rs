@@ -27,6 +27,7 @@ mod leap;
 mod limits;
 mod model;
 mod namespaces;
+mod outcome;
 mod pair;
 mod pod;
 mod priority;
