@@ -34,8 +34,8 @@ pub struct Found {
     pub submit_rate: f64,
     /// µs of the server's main thread a task, submits not counted.
     pub redis_us: f64,
-    /// What the server's slow log held: scripts of 10 ms and more.
-    pub slow: usize,
+    /// What the server's slow log held: see [`Redis::slow`].
+    pub slow: Vec<String>,
     /// All starts, in order.
     pub starts: Vec<Start>,
     /// When the first task was due, in µs.

@@ -31,8 +31,8 @@ pub struct Found {
     pub redis_us: f64,
     /// Commands a task that the server got from clients meanwhile, those inside scripts not counted.
     pub calls: f64,
-    /// What the server's slow log held: scripts of 10 ms and more.
-    pub slow: usize,
+    /// What the server's slow log held: see [`Redis::slow`].
+    pub slow: Vec<String>,
 }
 
 /// Submits everything ahead of time and waits until it is done. A task that starts early is an error.

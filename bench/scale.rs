@@ -45,6 +45,7 @@ pub async fn run_precision(report: &mut Report, door: Door, args: PrecisionArgs)
             };
             let found = precision::run(&mut Redis::start(door)?, load).await?;
             let lag = found.lag;
+            tell_slow(format_args!("{rate}/s"), &found.slow);
             rows.push(vec![
                 format!("{rate}/s"),
                 executors.to_string(),
@@ -54,7 +55,7 @@ pub async fn run_precision(report: &mut Report, door: Door, args: PrecisionArgs)
                 ms(lag.max),
                 format!("{:.1}", found.redis_us),
                 format!("{:.2}", found.calls),
-                found.slow.to_string(),
+                found.slow.len().to_string(),
             ]);
             results.push(json!({
                 "rate": rate, "executors": executors, "buckets": args.buckets, "lag_ms": lag,
@@ -105,6 +106,13 @@ pub struct BurstArgs {
     picture: Option<std::path::PathBuf>,
 }
 
+/// Names what the server's slow log held.
+fn tell_slow(what: std::fmt::Arguments<'_>, slow: &[String]) {
+    if !slow.is_empty() {
+        println!("slow, {what}: {}", slow.join(", "));
+    }
+}
+
 /// Many tasks due within one second.
 pub async fn run_burst(report: &mut Report, door: Door, args: BurstArgs) -> Result<(), Failure> {
     let (mut rows, mut results) = (Vec::new(), Vec::new());
@@ -120,6 +128,7 @@ pub async fn run_burst(report: &mut Report, door: Door, args: BurstArgs) -> Resu
         };
         let found = burst::run(&mut Redis::start(door)?, burst).await?;
         let lag = found.lag;
+        tell_slow(format_args!("{buckets} buckets"), &found.slow);
         rows.push(vec![
             buckets.to_string(),
             ms(lag.p50),
@@ -128,7 +137,7 @@ pub async fn run_burst(report: &mut Report, door: Door, args: BurstArgs) -> Resu
             format!("{:.0}", found.last_ms),
             format!("{:.1}", found.redis_us),
             lag.count.to_string(),
-            found.slow.to_string(),
+            found.slow.len().to_string(),
         ]);
         results.push(json!({
             "buckets": buckets, "executors": args.executors, "tasks": args.tasks, "lag_ms": lag,
@@ -188,6 +197,7 @@ pub async fn run_hot(report: &mut Report, door: Door, args: HotArgs) -> Result<(
         };
         let found = burst::run(&mut Redis::start(door)?, burst).await?;
         let rate = args.tasks as f64 / (found.last_ms / 1_000.0);
+        tell_slow(format_args!("{pods} pods"), &found.slow);
         rows.push(vec![
             pods.to_string(),
             format!("{:.0}", found.submit_rate),
@@ -195,7 +205,7 @@ pub async fn run_hot(report: &mut Report, door: Door, args: HotArgs) -> Result<(
             format!("{:.0}", found.lag.p50),
             format!("{:.0}", found.last_ms),
             format!("{:.1}", found.redis_us),
-            found.slow.to_string(),
+            found.slow.len().to_string(),
         ]);
         results.push(json!({
             "pods": pods, "buckets": args.buckets, "executors": args.executors, "tasks": args.tasks, "lag_ms": found.lag,

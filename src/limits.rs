@@ -229,6 +229,10 @@ pub const RATE_MAX_ROWS: u32 = 10_000_000;
 pub const RATE_MIN_MS: i64 = 1_000;
 /// Longest time over which a rate is meant, and longest time a breaker stays open: a day.
 pub const RATE_MAX_MS: i64 = 86_400_000;
+/// Largest bound for the tasks of a queue that have not ended.
+pub const BACKLOG_MAX_ROWS: u64 = 1_000_000_000;
+/// Buckets that a submit of a task without a key tries, where the queue's share of one is used up.
+pub const BACKLOG_TRIES_MAX: usize = 16;
 /// Most times of the day at which one queue is held.
 pub const MAINTENANCE_MAX: usize = 16;
 /// Most lanes by queue, labels and tier with a limit of their own in one claim.

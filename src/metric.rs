@@ -55,7 +55,8 @@ pub const DELIVERY_RESULTS: &[&str] = &["delivered", "failed", "refused", "busy"
 /// Why outcomes were not delivered.
 pub const OUTCOME_LOSSES: &[&str] = &["outbox_full", "refused"];
 /// How a submitted row was answered.
-pub const SUBMIT_RESULTS: &[&str] = &["created", "duplicate", "refused", "fate_unknown", "not_durable"];
+pub const SUBMIT_RESULTS: &[&str] =
+    &["created", "duplicate", "refused", "over_backlog", "fate_unknown", "not_durable"];
 /// Scripts that have a series from the start; a test holds them against the store's own list.
 pub const SCRIPTS: &[&str] = &[
     "intake.submit",

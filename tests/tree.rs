@@ -489,10 +489,14 @@ fn number_after(file: &str, before: &str) -> i64 {
 #[test]
 fn numbers_are_the_same_in_both_languages() {
     let claim = read("lua/due/claim.lua");
-    let line = claim.lines().find(|line| line.starts_with("local RIPEN,")).unwrap();
-    let (names, values) = line.strip_prefix("local ").unwrap().split_once(" = ").unwrap();
-    let constants: BTreeMap<&str, usize> =
-        names.split(", ").zip(values.split(", ").map(|value| value.parse().unwrap())).collect();
+    let lines = claim
+        .lines()
+        .filter(|line| ["local RIPEN,", "local REAP,"].iter().any(|head| line.starts_with(head)));
+    let pairs = lines.flat_map(|line| {
+        let (names, values) = line.strip_prefix("local ").unwrap().split_once(" = ").unwrap();
+        names.split(", ").zip(values.split(", ").map(|value| value.parse().unwrap()))
+    });
+    let constants: BTreeMap<&str, usize> = pairs.collect();
     assert_eq!(constants["RIPEN"], limits::RIPEN_MAX_ROWS);
     assert_eq!(constants["SETS"], limits::DUE_SETS_VISITED_MAX);
     assert_eq!(constants["REAP"], limits::REAP_MAX_ROWS);

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
 use minutehand::dev::redis::{PrivateServer, ServerOptions};
-use minutehand::store::{ConnectSettings, Store};
+use minutehand::store::{ConnectSettings, SCRIPTS, Store};
 
 use super::stat::Failure;
 
@@ -99,12 +99,27 @@ impl Redis {
         Ok((number(&info, "total_net_input_bytes")?, number(&info, "total_net_output_bytes")?))
     }
 
-    /// Entries of the slow log: commands that took 10 ms or more.
-    pub fn slow(&mut self) -> Result<usize, Failure> {
-        match self.control.ask(&["SLOWLOG", "LEN"])? {
-            Answer::Int(count) => Ok(usize::try_from(count)?),
-            _ => Err("SLOWLOG LEN gave no number".into()),
-        }
+    /// The slow log: scripts and commands that took 10 ms or more of the clock, with how long. The clock counts also
+    /// what the server waited for a core, so on a full machine short ones are among them.
+    pub fn slow(&mut self) -> Result<Vec<String>, Failure> {
+        let Answer::List(entries) = self.control.ask(&["SLOWLOG", "GET", "20"])? else {
+            return Err("SLOWLOG GET gave no list".into());
+        };
+        let text = |answer: &Answer| match answer {
+            Answer::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            _ => String::new(),
+        };
+        let told = entries.iter().filter_map(|entry| {
+            let Answer::List(parts) = entry else { return None };
+            let (Some(Answer::Int(us)), Some(Answer::List(command))) = (parts.get(2), parts.get(3)) else {
+                return None;
+            };
+            let words: Vec<String> = command.iter().take(2).map(text).collect();
+            let script = words.get(1).and_then(|sha| SCRIPTS.iter().find(|script| script.sha1() == sha));
+            let name = script.map_or_else(|| words.join(" "), |script| script.name.to_owned());
+            Some(format!("{name} {:.1} ms", *us as f64 / 1_000.0))
+        });
+        Ok(told.collect())
     }
 
     /// Bytes of data in the server: allocated, less what it allocates when empty and for clients.

@@ -118,6 +118,7 @@ impl<'a> Batches<'a> {
             start_before: None,
             lease_ms: None,
             timeout_ms: None,
+            bound: false,
             extras: Extras::default(),
             payload: payload.into(),
         };

@@ -7,7 +7,7 @@
 -- events  redriven
 -- memory  refused when full
 local counts = P .. 'counts'
-need('stream', 'events') need_all('hash', 'counts', 'at', 'tries', 'lock') need_all('zset', 'dead', 'agenda')
+need('stream', 'events') need_all('hash', 'counts', 'at', 'tries', 'tally', 'lock') need_all('zset', 'dead', 'agenda')
 local rows, letters, others, seen, keys = {}, {}, {}, {}, {}
 for i = 3, #ARGV do
   local n, id, due = i - 2, sub(ARGV[i], 1, 16), tonumber(sub(ARGV[i], 17, 29))
@@ -37,7 +37,7 @@ for i = 3, #ARGV do
         o.minute = format('%.0f', floor(o.deadline / 60000))
         need('zset', 'timer:' .. o.minute)
       end
-      rows[#rows + 1] = { id = id, at = at, o = o }
+      rows[#rows + 1] = { id = id, at = at, o = o, spec = spec }
     end
   end
 end
@@ -53,6 +53,7 @@ for _, r in ipairs(rows) do
   end
   call('HSET', P .. 'at', id, at_make(at.due, at.lane, at.fence, 0, 0, at.edits))
   due_put(id, at.due, at.lane)
+  tally_bound(r.spec, 1)
   call('ZREM', P .. 'dead', id)
   call('UNLINK', P .. 'dead:' .. id)
   records[#records + 1] = rare(id, NO_GRANT, 'V', at.due, 'redriven')

@@ -2,7 +2,7 @@
 -- moves   pending -> running | skipped; lapsed running -> pending | dead | cancelled; timers -> expired
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 pod  3 permit (16)  4 call id (16)  5 nonce (10)  6 limit  7 limit of P2 to P5
---         8 bytes  9 holders  10 lock_ms  11 dispatch_ms  12 lease_ms  13 now expected by the caller, or ""
+--         8 bytes  9 holders  10 lock_ms  11 dispatch_ms, and ;group ms for each queue with one of its own  12 lease_ms  13 now expected by the caller, or ""
 --         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights: a number, or number + ms after which it doubles, and ;group weight for each queue with one of its own
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
 --         27 look-ahead ms: what is due so soon is granted too, if all of it may go
@@ -18,10 +18,10 @@
 --         looks through <= 2,000 ripe specs for frozen plans, brings back <= 500 tasks of thawed ones
 -- events  claimed, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom
-local RIPEN, SETS, NEW_SETS, LANES, REAP, PIECES, SIFT, THAW, PLANS = 2000, 32, 8, 64, 250, 16, 2000, 500, 256
+local RIPEN, SETS, NEW_SETS = 2000, 32, 8
 local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
-local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
+local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]) or tonumber(string.match(ARGV[11], '^%d+')), tonumber(ARGV[12])
 local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
 local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig', 'skew', 'kept')
 -- The clock of leases. The server's has gone back: it goes on from where it was, at half speed until that is made up for.
@@ -149,6 +149,7 @@ elseif lnow > clock then call('HSET', KEYS[1], 'clock', format('%.0f', lnow)) en
 -- (Blocks keep the number of names below the 200 that Lua allows in a function.)
 local reaped = 0
 do
+local REAP, PIECES = 250, 16
 local lapsed = {}
 local function lapse(id, r)
   if lapsed[id] then return end
@@ -244,6 +245,7 @@ for i = plan_at + 2, limits_at - 1 do
   frozen[ARGV[i]] = true
 end
 do
+local THAW, PLANS = 500, 256
 local function come_back(plan, most)
   local key = P .. 'held:' .. plan
   need('zset', 'held:' .. plan)
@@ -470,6 +472,7 @@ end
 local chosen, chosen_n, from_lane, backlog, some = {}, 0, {}, 0, nil
 local purses, rules, counted, tallies = {}, nil, {}, nil
 do
+local LANES, SIFT = 64, 2000
 -- Quotas by queue: a default and exceptions.
 local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
 for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
@@ -882,7 +885,13 @@ if n > 0 then
   end
   local ats = call('EXISTS', P .. 'at') == 1 and call('HMGET', P .. 'at', unpack(ids)) or {}
   local deadline = lnow + dispatch_ms
-  local dl = format('%013.0f', deadline)
+  local dl, own = format('%013.0f', deadline), nil
+  -- Queues with a dispatch time-out of their own.
+  for group, ms in string.gmatch(ARGV[11], ';(...)(%d+)') do
+    own = own or {}
+    own[group] = format('%013.0f', lnow + ms)
+    safely(need, 'string', lease_name(lnow + ms))
+  end
   local first_grant = '00000001' .. nonce
   -- Tasks at home with the same flags and lane have the same record, so it is made once.
   local hset, granted, g, firsts, f, records, alike, runs = {}, {}, 0, {}, 0, {}, {}, {}
@@ -901,32 +910,32 @@ if n > 0 then
       return true
     end
   end
-  local function bits(lane, b)
-    return tallies and counted[sub(lane, 1, 3)] and sub('89:;<=>?', b + 1, b + 1) or b
+  local function bits(lane, b, version)
+    if tallies and counted[sub(lane, 1, 3)] then b = b + 8 end
+    return string.char(48 + b + ((version - 1) % 4 >= 2 and 32 or 0))
   end
   for i = 1, n do
     local id, spec, head, r = ids[i], specs[i], chosen[i], nil
     local version, flags = 0, 0
     if spec then version, flags = byte(spec, 1, 2) end
-    -- Versions above 2: whoever ends it must look.
-    if version > 2 then flags = flags + 256 end
     if not ((not spec or flags % 32 >= 16) and refuse(i, id, spec, spec and spec_options(spec).start_before)) then
       local lane, at = sub(head, 17, 20), ats[i]
       if at then
         at = at_read(at)
         local grant = format('%08x', tonumber(at.fence, 16) + 1) .. nonce
-        r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 6 or 4)) .. dl .. grant .. format('%02x', at.losses) .. lane .. pod
+        r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 6 or 4), version) .. (own and own[sub(lane, 1, 3)] or dl) .. grant .. format('%02x', at.losses) .. lane .. pod
         head = head .. grant .. format('%013.0f%02x', at.due, at.failures)
         records[#records + 1] = id .. grant
       else
-        local same_flags = alike[flags]
+        local kind = version > 2 and 256 * version + flags or flags
+        local same_flags = alike[kind]
         if not same_flags then
           same_flags = {}
-          alike[flags] = same_flags
+          alike[kind] = same_flags
         end
         r = same_flags[lane]
         if not r then
-          r = 'c-' .. bits(lane, flags % 2 + ((flags % 16 >= 8 or flags > 255) and 2 or 0)) .. dl .. first_grant .. '00' .. lane .. pod
+          r = 'c-' .. bits(lane, flags % 2 + ((flags % 16 >= 8 or version > 4) and 2 or 0), version) .. (own and own[sub(lane, 1, 3)] or dl) .. first_grant .. '00' .. lane .. pod
           same_flags[lane] = r
         end
         f = f + 1
@@ -945,7 +954,15 @@ if n > 0 then
   if g > 0 then
     call('HSET', run, unpack(hset))
     local list = table.concat(granted)
-    lease_add(lease_name(deadline), list)
+    if own then
+      local by = {}
+      for i = 1, g do
+        local name = lease_name(run_deadline(hset[2 * i]))
+        by[name] = by[name] or {}
+        table.insert(by[name], granted[i])
+      end
+      for name, some_ids in pairs(by) do lease_add(name, table.concat(some_ids)) end
+    else lease_add(lease_name(deadline), list) end
     call('SET', P .. 'last:' .. pod, ARGV[4] .. nonce)
     call('APPEND', P .. 'last:' .. pod, list)
     count('running', g)

@@ -17,7 +17,7 @@ local at = state == 'P' and r or at_of(id, spec)
 if at.edits ~= tonumber(ARGV[5]) then return { 'OK', stamp, 'V' } end
 local was, is = spec_options(spec), spec_options(new)
 -- What says where a task lies and who may be like it stays.
-if sub(spec, 3, 8) ~= sub(new, 3, 8) or was.key ~= is.key or was.window ~= is.window or was.plan ~= is.plan then
+if sub(spec, 3, 8) ~= sub(new, 3, 8) or spec_bound(spec) ~= spec_bound(new) or was.key ~= is.key or was.window ~= is.window or was.plan ~= is.plan then
   error({ err = 'ERR an edit may not move task ' .. id })
 end
 local function timer(deadline) return 'timer:' .. format('%.0f', floor(deadline / 60000)) end
@@ -35,8 +35,9 @@ local grant = NO_GRANT
 if state == 'R' then
   grant = run_grant(r)
   -- Whoever ends it must look: it is not at home any more, and may have a timer.
-  local bits = byte(new, 2) % 2 + (is.deadline and 6 or 4)
-  call('HSET', P .. 'run', id, sub(r, 1, 2) .. bits .. sub(r, 4))
+  local bits = byte(r, 3) - 48
+  bits = bits - bits % 8 + byte(new, 2) % 2 + (is.deadline and 6 or 4)
+  call('HSET', P .. 'run', id, sub(r, 1, 2) .. string.char(48 + bits) .. sub(r, 4))
 end
 if #new > tonumber(call('HGET', KEYS[1], 'maxspec') or 0) then call('HSET', KEYS[1], 'maxspec', #new) end
 emit('v', ARGV[2], rare(id, grant, 'E', 0, ARGV[7]))

@@ -2,11 +2,13 @@
 -- moves   (new) -> pending
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 ms since the first sending, "" if this is it  3 "1": refuse if the bucket is closed
---         4 first due  5 largest spec  6 number of groups  7 number of keyed shards  8 number of timers
+--         4 first due  5 largest spec  6 number of groups  7 number of keyed shards  8 number of timers  9 number of bounds
 --         group: minute, "u" or "", n, events (n × 23 bytes), n × (due, id + lane), n × (id, spec)
 --         shard: number, n, n × row (4 digits, counted over all groups, from 1), n × key, n × (id + "L")
+--         bound: queue with labels (3), most of its tasks here that have not ended, rows (4 digits each)
 --         timer: row, minute, deadline
--- gives   OK {stamp, n × (row, DUPLICATE | FATE_UNKNOWN | SPREAD_CHANGED, id that stands)}  |  SPREAD_CHANGED {stamp}
+-- gives   OK {stamp, n × (row, DUPLICATE | FATE_UNKNOWN | SPREAD_CHANGED | OVER_BACKLOG, id that stands)}
+--         SPREAD_CHANGED {stamp}
 -- bound   rows <= batch_max_rows; a due set takes 10,000, then seconds, then sixteenths
 -- events  submitted
 -- memory  refused when full
@@ -20,7 +22,7 @@ need('stream', 'events')
 need_all('hash', 'counts', 'lock')
 
 -- Where each row stands in ARGV.
-local groups, at, total = {}, 9, 0
+local groups, at, total = {}, 10, 0
 for g = 1, tonumber(ARGV[6]) do
   local n = tonumber(ARGV[at + 2])
   groups[g] = { minute = ARGV[at], shelf = format('%.0f', floor(ARGV[at] / 60)), base = ARGV[at] .. ARGV[at + 1], n = n, events = ARGV[at + 3], due = at + 4, spec = at + 4 + 2 * n, first = total }
@@ -107,6 +109,31 @@ if ARGV[2] ~= '' then
   end
 end
 
+-- Queues with a bound for tasks that have not ended: rows beyond it are refused, and so are those that were to stand
+-- behind one of them by its key.
+local bounds, over = {}, nil
+for b = 1, tonumber(ARGV[9]) do
+  need('hash', 'tally')
+  local field, rows, more = ARGV[at] .. 'b', ARGV[at + 2], 0
+  local room = ARGV[at + 1] - (call('HGET', P .. 'tally', field) or 0)
+  for i = 1, #rows, 4 do
+    local row = tonumber(sub(rows, i, i + 3))
+    if skip and skip[row] then
+      -- answered already
+    elseif more < room then more = more + 1
+    else
+      over = over or {}
+      over[ARGV[spec_at(row)]] = true
+      refuse(row, 'OVER_BACKLOG', ARGV[spec_at(row)])
+    end
+  end
+  bounds[b] = { field = field, more = more }
+  at = at + 3
+end
+for i = 4, over and #answers or 0, 3 do
+  if answers[i] == 'DUPLICATE' and over[answers[i + 1]] then answers[i] = 'OVER_BACKLOG' end
+end
+
 -- Where all of it goes. All rows of a group are new as a rule: then whole stretches of ARGV go to Redis as they stand.
 local plans, created, records = {}, 0, {}
 for _, g in ipairs(groups) do
@@ -187,6 +214,9 @@ for _ = 1, tonumber(ARGV[8]) do
     call('ZADD', agenda, ARGV[at + 1], 't' .. ARGV[at + 1])
   end
   at = at + 3
+end
+for _, bound in ipairs(bounds) do
+  if bound.more > 0 then call('HINCRBY', P .. 'tally', bound.field, bound.more) end
 end
 call('HINCRBY', counts, 'submitted', created)
 call('HINCRBY', counts, 'pending', created)

@@ -24,7 +24,7 @@ end
 local function spec_ok(s)
   local n = #s
   local version = byte(s, 1)
-  if n < spec_rest(s) - 1 or version < 1 or version > 4 or (version % 2 == 1 and byte(s, 10) > 2) or not lane_ok(sub(s, 3, 6)) or u16(s, 7) > 59999 then return false end
+  if n < spec_rest(s) - 1 or version < 1 or version > 8 or (version % 2 == 1 and byte(s, 10) > 2) or not lane_ok(sub(s, 3, 6)) or u16(s, 7) > 59999 then return false end
   local flags, at = byte(s, 2), spec_rest(s)
   if flags % 2 >= 1 then
     if at + 6 > n then return false end
@@ -50,7 +50,7 @@ local function spec_ok(s)
 end
 local function at_ok(r) return #r == 31 and string.find(r, '^%d+[%w_%-]+$') ~= nil and lane_ok(sub(r, 14, 17)) and string.find(sub(r, 18), '^%x+$') ~= nil end
 local function run_ok(r)
-  return #r >= 40 and string.find(r, '^[cos][C%-][0-?]%d%d%d%d%d%d%d%d%d%d%d%d%d%x+') ~= nil and lane_ok(sub(r, 37, 40))
+  return #r >= 40 and string.find(r, '^[cos][C%-][0-o]%d%d%d%d%d%d%d%d%d%d%d%d%d%x+') ~= nil and lane_ok(sub(r, 37, 40))
 end
 -- Whether one of its lease strings still names a running task.
 local function leased(id, r)

@@ -85,8 +85,9 @@ local function bury(id, r, spec, at, reason, history, text)
   call('HDEL', P .. 'tries', id)
   call('HDEL', P .. 'run', id)
   tally_end(r, reason ~= 'lost_unstarted' and 'f' or nil)
+  tally_bound(spec, -1)
   remember(id .. 'D' .. sub(run_grant(r), 1, 8))
-  if byte(spec, 1) > 2 then announce(id, spec, 'D', sub(run_grant(r), 1, 8), reason .. ': ' .. text) end
+  if byte(spec, 1) > 4 then announce(id, spec, 'D', sub(run_grant(r), 1, 8), reason .. ': ' .. text) end
 end
 -- A counted failure. Answers 'R' with the new due time, or 'D'.
 local function fail(id, r, spec, text, reason, final, after, chance)

@@ -4,10 +4,11 @@ local function key_hour(o) return format('%.0f', floor((now + o.window) / 360000
 local function need_end(id, spec)
   need('hash', 'task:' .. shelf(id))
   need_recent()
-  if byte(spec, 1) > 2 then
+  if byte(spec, 1) > 4 then
     need('stream', 'outbox')
     need('hash', 'readers')
   end
+  if spec_bound(spec) then need('hash', 'tally') end
   if byte(spec, 2) % 16 ~= 0 then
     local o = spec_options(spec)
     if o.key then
@@ -118,7 +119,8 @@ local function finish(id, spec, letter, fence, text)
     if o.key then key_end(id, o) end
     if o.deadline then call('ZREM', P .. 'timer:' .. format('%.0f', floor(o.deadline / 60000)), id) end
   end
+  tally_bound(spec, -1)
   remember(id .. letter .. fence)
-  -- Specs above version 2 are of tasks whose end somebody wants to hear of.
-  if byte(spec, 1) > 2 then announce(id, spec, letter, fence, text) end
+  -- Specs above version 4 are of tasks whose end somebody wants to hear of.
+  if byte(spec, 1) > 4 then announce(id, spec, letter, fence, text) end
 end

@@ -1,10 +1,11 @@
 -- lib/run: the record of a running task.
--- record: phase 1 (c, o, s), cancel flag 1 (- or C), bits 1 (1 keyed, 2 timer, 4 not at home, 8 counted), deadline 13,
+-- record: phase 1 (c, o, s), cancel flag 1 (- or C), bits 1 (1 keyed, 2 timer, 4 not at home, 8 counted, 32 bound), deadline 13,
 --         grant 18 (fence 8 hex, nonce 10), losses 2 hex, lane 4, holder
 local function run_phase(r) return sub(r, 1, 1) end
 local function run_cancelled(r) return sub(r, 2, 2) == 'C' end
 local function run_bits(r) return (byte(r, 3) - 48) % 8 end
-local function run_counted(r) return byte(r, 3) >= 56 end
+local function run_counted(r) return (byte(r, 3) - 48) % 16 >= 8 end
+local function run_bound(r) return (byte(r, 3) - 48) % 64 >= 32 end
 local function run_deadline(r) return tonumber(sub(r, 4, 16)) end
 local function run_grant(r) return sub(r, 17, 34) end
 local function run_losses(r) return tonumber(sub(r, 35, 36), 16) end

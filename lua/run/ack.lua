@@ -37,9 +37,9 @@ end
 -- stretches of ARGV go to Redis as they stand. Answers the rows that have a key, or nothing where one is of another kind.
 local function plain()
   if args[6] ~= '1' then return end
-  local i, keyed, k, counted = 0, {}, 0, nil
+  local i, keyed, k, counted, bounds = 0, {}, 0, nil, nil
   for a = runs_at + 1, bins_at, 3 do
-    local grant, before, with_key, group = args[a + 1], nil, nil, nil
+    local grant, before, with_key, group, bound = args[a + 1], nil, nil, nil, nil
     for _ = 1, tonumber(args[a + 2]) do
       i = i + 1
       local r = found[i]
@@ -48,12 +48,16 @@ local function plain()
         local kind = r and sub(r, 2, 3)
         if not r or sub(r, 17, 34) ~= grant or sub(kind, 1, 1) ~= '-' then return end
         local bits = byte(kind, 2) - 48
-        if bits ~= 0 and bits ~= 1 and bits ~= 8 and bits ~= 9 then return end
-        before, with_key, group = r, bits % 2 == 1, bits >= 8 and sub(r, 37, 39)
+        if bits % 8 > 1 then return end
+        before, with_key, group, bound = r, bits % 2 == 1, bits % 16 >= 8 and sub(r, 37, 39), bits >= 32 and sub(r, 37, 39)
       end
       if group then
         counted = counted or {}
         counted[group] = (counted[group] or 0) + 1
+      end
+      if bound then
+        bounds = bounds or {}
+        bounds[bound] = (bounds[bound] or 0) + 1
       end
       if with_key then
         k = k + 1
@@ -61,11 +65,11 @@ local function plain()
       end
     end
   end
-  return keyed, counted
+  return keyed, counted, bounds
 end
 -- Limits of running tasks let others go now.
 local function freed() call('SPUBLISH', P .. 'wake', now13) end
-local keyed, counted = plain()
+local keyed, counted, bounds = plain()
 if keyed then
   local ends = keyed[1] and keys_ending(keyed)
   local at, rows = ids_at, 0
@@ -85,6 +89,7 @@ if keyed then
     end
     freed()
   end
+  for group, k in pairs(bounds or {}) do tally(group, 'b', -k) end
   remember(recent_rows)
   call('HINCRBY', counts, 'running', -n)
   call('HINCRBY', counts, 'succeeded', n)
@@ -158,6 +163,7 @@ for i = 1, n do
         end
         h[#h + 1] = id
         recent[#recent + 1] = id .. final .. sub(row, 17, 24)
+        if run_bound(r) then tally(sub(r, 37, 39), 'b', -1) end
         done[#done + 1] = id
       else
         local spec = specs[i]
@@ -179,6 +185,7 @@ for i = 1, n do
         letters[i] = 'Z'
         away[#away + 1] = id
         tally_end(r)
+        if run_bound(r) then tally(sub(r, 37, 39), 'b', -1) end
       elseif outcome == 'A' and sub(said, 14, 14) == '0' then
         local at = at_of(id, spec)
         local due = now + asked_after(said)

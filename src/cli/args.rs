@@ -498,6 +498,9 @@ pub struct CareArgs {
     /// Longest run of its handler, such as 30s; 0s for none [default: 0s]
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub timeout: Option<String>,
+    /// Longest time from hand-out to start, 1s to 24h; then it is handed out again [default: 15s]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub dispatch_timeout: Option<String>,
     /// Skip it if it has not started this long after it was due; 0s for never [default: 0s]
     #[arg(long, visible_alias = "start-before", value_name = "TIME", allow_hyphen_values = true)]
     pub start_within: Option<String>,
@@ -513,10 +516,11 @@ pub struct CareArgs {
 }
 
 impl CareArgs {
-    fn flags(&self) -> [Option<Flag>; 5] {
+    fn flags(&self) -> [Option<Flag>; 6] {
         let flag = |name, key, value: &Option<String>| value.clone().map(|value| Flag { name, key, value });
         [
             flag("--timeout", "defaults.timeout", &self.timeout),
+            flag("--dispatch-timeout", "defaults.dispatch_timeout", &self.dispatch_timeout),
             flag("--start-within", "defaults.start_within", &self.start_within),
             flag("--expire-after", "defaults.expire_after", &self.expire_after),
             flag("--lease", "defaults.lease", &self.lease),

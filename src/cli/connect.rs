@@ -6,6 +6,7 @@ use crate::client::{Client, ClientError, Defaults, NewTask, SubmitError};
 use crate::executor::WebhookSettings;
 use crate::limits;
 use crate::model::seal::KeyRing;
+use crate::model::spec::Extras;
 use crate::model::{Namespace, QueueName, Retry};
 use crate::settings::{Loaded, Origin, Settings, Span};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
@@ -145,6 +146,10 @@ pub fn task(loaded: &Loaded, queue: QueueName) -> Result<NewTask, CliError> {
         start_within_ms: span("defaults.start_within", defaults.start_within),
         expire_after_ms: span("defaults.expire_after", defaults.expire_after),
         durability: defaults.durability.parse()?,
+        extras: Extras {
+            dispatch_ms: span("defaults.dispatch_timeout", defaults.dispatch_timeout).map(small),
+            ..Extras::default()
+        },
         ..NewTask::to(queue)
     })
 }
@@ -204,6 +209,10 @@ impl From<ClientError> for CliError {
             ClientError::Conflict { .. } => Self { code: "version", ..Self::failed(error.to_string()) },
             ClientError::NotDurable { .. } => Self { code: "not_durable", ..Self::failed(error.to_string()) }
                 .hint("the task may or may not stand; to send it again is safe with --key"),
+            ClientError::OverBacklog { ref queue, .. } => {
+                Self { code: "over_backlog", ..Self::failed(error.to_string()) }
+                    .hint(format!("`minutehand queue set {queue} --backlog` changes its bound"))
+            }
             ClientError::OverQuota { .. } => Self { code: "over_quota", ..Self::failed(error.to_string()) }
                 .hint("`minutehand quota` shows and changes it"),
             ClientError::FateUnknown(_) => Self { code: "fate_unknown", ..Self::failed(error.to_string()) },

@@ -169,6 +169,9 @@ pub struct QueueSet {
     /// least_recent, failover, busy_over, broadcast
     #[arg(long, value_name = "POLICY")]
     pub routing: Option<String>,
+    /// Most tasks of it that have not ended: further ones are refused when they are submitted
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub backlog: Option<String>,
     /// Hold it at a time of the day: 'sun 02:00-04:00 Europe/Berlin'; may be given several times
     #[arg(long, value_name = "TIMES")]
     pub maintenance: Vec<String>,
@@ -210,6 +213,7 @@ impl QueueSet {
         change(&mut settings.weights, self.weights.as_ref(), str::parse::<Weights>)?;
         change(&mut settings.owner, self.owner.as_ref(), |url| Ok(Owner { webhook: url.to_owned() }))?;
         change(&mut settings.routing, self.routing.as_ref(), |name| Ok(Routing(name.to_owned())))?;
+        change(&mut settings.backlog, self.backlog.as_ref(), |text| number("backlog", text))?;
         match &self.maintenance[..] {
             [] => {}
             [text] if text == "default" => settings.maintenance.clear(),

@@ -15,12 +15,13 @@ use crate::settings::Loaded;
 pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
     let key =
         args.key.as_ref().map(|key| Key::new(key.clone().into_bytes(), limits::KEY_WINDOW_MS)).transpose()?;
+    let usual = connect::task(loaded, QueueName::new(&args.queue)?)?;
     let extras = Extras {
         cost_ms: args.cost.as_deref().map(cost).transpose()?,
         routing_key: args.routing_key.clone(),
         url: args.url.clone(),
         notify: args.notify.clone(),
-        ..Extras::default()
+        ..usual.extras
     };
     Ok(NewTask {
         extras,
@@ -30,7 +31,7 @@ pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
         key,
         plan: args.plan.as_deref().map(PlanName::new).transpose()?,
         payload: payload(&args.payload)?,
-        ..connect::task(loaded, QueueName::new(&args.queue)?)?
+        ..usual
     })
 }
 

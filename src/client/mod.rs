@@ -81,6 +81,16 @@ pub enum ClientError {
         /// What is missing.
         lacks: Shortfall,
     },
+    /// A queue has as many tasks as it may that have not ended; nothing was changed.
+    #[error(
+        "queue {queue} has as many tasks that have not ended as it may ({most}); try again when some have"
+    )]
+    OverBacklog {
+        /// The queue.
+        queue: crate::model::QueueName,
+        /// Its bound.
+        most: u64,
+    },
     /// The namespace holds as many tasks as it may; nothing was changed.
     #[error(
         "the namespace holds as many tasks as its quota allows ({most}); try again when some have ended, or raise it"

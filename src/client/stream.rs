@@ -34,6 +34,8 @@ pub struct StreamProgress {
     pub refused: u64,
     /// Tasks of which nobody knows.
     pub fate_unknown: u64,
+    /// Tasks that were too many for their queue.
+    pub over_backlog: u64,
     /// Tasks that are not as safe as they were to be.
     pub not_durable: u64,
 }
@@ -44,6 +46,7 @@ struct Tally {
     duplicates: AtomicU64,
     refused: AtomicU64,
     fate_unknown: AtomicU64,
+    over_backlog: AtomicU64,
     not_durable: AtomicU64,
 }
 
@@ -54,6 +57,7 @@ impl Tally {
             Ok(_) => &self.duplicates,
             Err(SubmitError::Field(_)) => &self.refused,
             Err(SubmitError::FateUnknown(_)) => &self.fate_unknown,
+            Err(SubmitError::OverBacklog { .. }) => &self.over_backlog,
             Err(SubmitError::NotDurable { .. }) => &self.not_durable,
         };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -144,6 +148,7 @@ impl SubmitStream {
             duplicates: self.tally.duplicates.load(Ordering::Relaxed),
             refused: self.tally.refused.load(Ordering::Relaxed),
             fate_unknown: self.tally.fate_unknown.load(Ordering::Relaxed),
+            over_backlog: self.tally.over_backlog.load(Ordering::Relaxed),
             not_durable: self.tally.not_durable.load(Ordering::Relaxed),
         }
     }

@@ -13,7 +13,7 @@ use crate::model::{
     Bucket, Durability, Key, Labels, LaneCode, LaneGroup, PlanName, Priority, QueueName, Retry, Spec, TaskId,
     UnixMs,
 };
-use crate::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
+use crate::store::intake::{self, Backlog, Row, RowAnswer, Sending, SubmitAnswer};
 use crate::store::{Shortfall, Space, StoreError, queue};
 use bytes::Bytes;
 use std::collections::HashMap;
@@ -145,6 +145,7 @@ impl NewTask {
             start_before: later("start_within", resolved.start_within_ms)?,
             lease_ms: resolved.lease_ms,
             timeout_ms: resolved.timeout_ms,
+            bound: false,
             extras: self.extras,
             payload: self.payload,
         };
@@ -175,6 +176,16 @@ pub enum SubmitError {
     /// Sent again too late to tell whether the first sending arrived.
     #[error("it is not known whether task {0} was created; use an idempotency key to make this exact")]
     FateUnknown(TaskId),
+    /// Its queue has as many tasks as it may that have not ended, at least where this one may lie. Nothing was made.
+    #[error(
+        "queue {queue} has as many tasks that have not ended as it may ({most}); try again when some have"
+    )]
+    OverBacklog {
+        /// The queue.
+        queue: QueueName,
+        /// Its bound.
+        most: u64,
+    },
     /// It is not as safe as it was to be. It may stand all the same; to submit it again by its key is safe.
     #[error("not durable: task {id} was to be as safe as {}, but {lacks}", lacks.level)]
     NotDurable {
@@ -190,6 +201,7 @@ impl From<SubmitError> for ClientError {
         match error {
             SubmitError::Field(error) => Self::Field(error),
             SubmitError::FateUnknown(id) => Self::FateUnknown(id),
+            SubmitError::OverBacklog { queue, most } => Self::OverBacklog { queue, most },
             SubmitError::NotDurable { id, lacks } => Self::NotDurable { id, lacks },
         }
     }
@@ -225,6 +237,7 @@ pub(super) async fn submit_batch(
     let mut rows = Vec::with_capacity(tasks.len());
     let mut last: Option<(LaneGroup, u32)> = None;
     let mut turn = fastrand::u16(..);
+    let mut last_bound: Option<Arc<Backlog>> = None;
     for (at, mut task) in tasks.into_iter().enumerate() {
         if task.extras.url.is_some() {
             match task.labels.with(WEBHOOK) {
@@ -270,9 +283,16 @@ pub(super) async fn submit_batch(
             continue;
         }
         let durability = task.durability;
-        let resolved = defaults.resolve(&task, queues.of(&task.queue));
+        let own = queues.of(&task.queue);
+        let resolved = defaults.resolve(&task, own);
+        let backlog = own.backlog.map(|most| {
+            let same = last_bound.take().filter(|last| last.queue == task.queue && last.most == most);
+            let own = same.unwrap_or_else(|| Arc::new(Backlog { queue: task.queue.clone(), most }));
+            Arc::clone(last_bound.insert(own))
+        });
         match resolved.and_then(|resolved| task.into_spec(group, now, resolved)) {
             Ok(spec) => {
+                let spec = Spec { bound: backlog.is_some(), ..spec };
                 let key = spec.placement.as_ref().or(spec.key.as_ref().map(|key| &key.bytes));
                 let fixed = key.map(|key| Bucket::of_key(key, spread.key_buckets));
                 if at % CALL_ROWS == 0 {
@@ -280,7 +300,8 @@ pub(super) async fn submit_batch(
                 }
                 let bucket = fixed.or_else(|| Bucket::new(turn % spread.buckets)).unwrap_or_default();
                 let id = TaskId::new(spec.due.minute(), bucket, fastrand::u64(..));
-                rows.push(Pending { at, row: Row::new(id, spec), by_spread: fixed.is_none(), durability });
+                let row = Row { backlog, ..Row::new(id, spec) };
+                rows.push(Pending { at, row, by_spread: fixed.is_none(), durability });
             }
             Err(error) => answers[at] = Some(Err(error.into())),
         }
@@ -342,6 +363,7 @@ async fn send_call(space: &Space, call: Vec<Pending>) -> Result<Answered, Client
     let (mut places, mut rows): (Vec<usize>, Vec<Row>) =
         call.into_iter().map(|pending| (pending.at, pending.row)).unzip();
     let mut done: Answered = Vec::with_capacity(rows.len());
+    let mut tried = vec![bucket];
     loop {
         let again_after_ms = first_sent.map(clock::elapsed_ms);
         let sending = Sending { again_after_ms, by_spread, durability };
@@ -356,6 +378,18 @@ async fn send_call(space: &Space, call: Vec<Pending>) -> Result<Answered, Client
                         RowAnswer::Duplicate(id) => (id, false),
                         RowAnswer::FateUnknown => {
                             done.push((at, Err(SubmitError::FateUnknown(row.id))));
+                            continue;
+                        }
+                        // Another bucket may have room.
+                        RowAnswer::OverBacklog if by_spread && tried.len() < most_tries(space) => {
+                            late_places.push(at);
+                            late.push(row);
+                            continue;
+                        }
+                        RowAnswer::OverBacklog => {
+                            let Backlog { queue, most } =
+                                row.backlog.as_deref().cloned().ok_or_else(unasked)?;
+                            done.push((at, Err(SubmitError::OverBacklog { queue, most })));
                             continue;
                         }
                         RowAnswer::SpreadChanged => {
@@ -374,11 +408,11 @@ async fn send_call(space: &Space, call: Vec<Pending>) -> Result<Answered, Client
                     return Ok(done);
                 }
                 (places, rows) = (late_places, late);
-                bucket = elsewhere(space, &mut rows).await?;
+                bucket = elsewhere(space, &mut rows, &mut tried).await?;
                 first_sent = None;
             }
             Ok(SubmitAnswer::SpreadChanged) => {
-                bucket = elsewhere(space, &mut rows).await?;
+                bucket = elsewhere(space, &mut rows, &mut tried).await?;
                 first_sent = None;
             }
             Err(error) if error.is_retryable() && !is_refusal(&error) && start.elapsed() < REPEAT_MAX => {
@@ -394,10 +428,24 @@ async fn send_call(space: &Space, call: Vec<Pending>) -> Result<Answered, Client
     }
 }
 
-/// Gives rows that a closed bucket refused another one, and so new ids: none of them was made.
-async fn elsewhere(space: &Space, rows: &mut [Row]) -> Result<Bucket, ClientError> {
+/// Buckets in which a task may be tried that may lie in any of them.
+fn most_tries(space: &Space) -> usize {
+    limits::BACKLOG_TRIES_MAX.min(usize::from(space.spread().buckets))
+}
+
+fn unasked() -> StoreError {
+    StoreError::BadReply { script: "intake.submit", what: "a bound was met that nobody asked for".to_owned() }
+}
+
+/// Gives rows that a closed or full bucket refused another one, if there is one that was not tried, and so new ids:
+/// none of them was made.
+async fn elsewhere(space: &Space, rows: &mut [Row], tried: &mut Vec<Bucket>) -> Result<Bucket, ClientError> {
     let spread = repeat(space, || space.refresh_spread()).await?;
-    let bucket = Bucket::new(fastrand::u16(0..spread.buckets)).unwrap_or_default();
+    let left: Vec<Bucket> =
+        (0..spread.buckets).filter_map(Bucket::new).filter(|bucket| !tried.contains(bucket)).collect();
+    let any = || Bucket::new(fastrand::u16(0..spread.buckets)).unwrap_or_default();
+    let bucket = fastrand::choice(&left).copied().unwrap_or_else(any);
+    tried.push(bucket);
     for row in rows {
         row.id = TaskId::new(row.spec.due.minute(), bucket, fastrand::u64(..));
     }
@@ -409,6 +457,7 @@ fn count(answers: &[RowAnswer]) {
     let submitted = &metric::handles().tasks_submitted;
     submitted.add("created", of(|answer| *answer == RowAnswer::Created));
     submitted.add("duplicate", of(|answer| matches!(answer, RowAnswer::Duplicate(_))));
+    submitted.add("over_backlog", of(|answer| *answer == RowAnswer::OverBacklog));
     submitted.add("fate_unknown", of(|answer| *answer == RowAnswer::FateUnknown));
 }
 

@@ -114,6 +114,7 @@ pub(super) fn spec(priority: Priority) -> Spec {
         start_before: None,
         lease_ms: None,
         timeout_ms: None,
+        bound: false,
         extras: Extras::default(),
         payload: Bytes::from_static(b"payload"),
     }

@@ -29,9 +29,8 @@ pub(super) const START_AFTER: Duration = Duration::from_millis(200);
 /// `start` is said, plus the longest gathering of acks, plus 50 ms for the call.
 pub(super) const START_MARGIN: Duration =
     Duration::from_millis(START_AFTER.as_millis() as u64 + limits::ACK_GATHER_MAX_MS + 50);
-/// What waits is renewed this long before its grant lapses: a third of the dispatch time-out, so
-/// that two renewals may fail.
-const HOLD_AHEAD: Duration = Duration::from_millis(limits::DISPATCH_TIMEOUT_MS as u64 / 3);
+/// A dispatch time-out is at least this long: what lay in the inbox for long has little left of it.
+const DISPATCH_MIN: Duration = Duration::from_millis(limits::LEASE_MIN_MS as u64);
 /// A lease is taken for lost this long before its end, or an eighth of the lease if that is less:
 /// a handler needs a moment to stop.
 const LAPSE_MARGIN: Duration = Duration::from_millis(250);
@@ -207,6 +206,8 @@ struct Held {
     /// Somebody asked for it to be cancelled while it waited.
     cancelled: bool,
     lease: Duration,
+    /// What waits is renewed for so long: what was left of its dispatch time-out when it came.
+    dispatch: Duration,
     cost_ms: f64,
     good_until: Instant,
     /// When the keeper must act.
@@ -216,6 +217,11 @@ struct Held {
 }
 
 impl Held {
+    /// What waits is renewed a third of its time-out before that ends, so that two renewals may fail.
+    fn renew_at(&self) -> Option<Instant> {
+        self.good_until.checked_sub(self.dispatch / 3)
+    }
+
     fn lapse_margin(&self) -> Duration {
         LAPSE_MARGIN.min(self.lease / 8)
     }
@@ -435,6 +441,7 @@ impl Hands {
             let lease = task.spec.lease_ms.map_or_else(usual, i64::from);
             let wished =
                 inner.wished.iter().any(|(at, id)| *id == task.execution.id && task.taken < *at + WISH_KEPT);
+            let dispatch = task.good_until.saturating_duration_since(task.taken).max(DISPATCH_MIN);
             let held = Held {
                 phase: Phase::Waiting,
                 started: false,
@@ -442,10 +449,11 @@ impl Hands {
                 early: task.start_at.is_some(),
                 cancelled: wished,
                 lease: crate::clock::ms(lease),
+                dispatch,
                 cost_ms: task.cost_ms(),
                 good_until: task.good_until,
                 act_at: match self.keep {
-                    Keep::Dispatch => task.good_until.checked_sub(HOLD_AHEAD).unwrap_or(task.good_until),
+                    Keep::Dispatch => task.good_until.checked_sub(dispatch / 3).unwrap_or(task.good_until),
                     Keep::Lease => task.taken + START_AFTER,
                 },
                 signal: None,
@@ -516,7 +524,7 @@ impl Hands {
                     held.phase = Phase::Done;
                     held.signal = None;
                     if !held.started && self.keep == Keep::Dispatch {
-                        held.act_at = held.good_until.checked_sub(HOLD_AHEAD).unwrap_or(now);
+                        held.act_at = held.renew_at().unwrap_or(now);
                     }
                     held.cost_ms
                 })
@@ -690,11 +698,8 @@ impl Hands {
                 continue;
             }
             let start = held.phase == Phase::Running && !held.started;
-            let lease = if start || held.started || self.keep == Keep::Lease {
-                held.lease
-            } else {
-                crate::clock::ms(limits::DISPATCH_TIMEOUT_MS)
-            };
+            let lease =
+                if start || held.started || self.keep == Keep::Lease { held.lease } else { held.dispatch };
             // If no answer comes it is asked again: ten times in a lease, at most ten times a second.
             held.act_at = now + (lease / 10).clamp(Duration::from_millis(100), Duration::from_secs(2));
             let lease_ms = i64::try_from(lease.as_millis()).unwrap_or(limits::LEASE_MAX_MS);
@@ -753,7 +758,7 @@ impl Hands {
                 // Renewed while it waited, and it has begun since.
                 held.act_at.min(now + START_AFTER)
             } else {
-                held.good_until.checked_sub(HOLD_AHEAD).unwrap_or(soonest).max(soonest)
+                held.renew_at().unwrap_or(soonest).max(soonest)
             };
             if cancel {
                 held.cancelled = true;

@@ -166,6 +166,7 @@ impl From<ClientError> for Problem {
             ClientError::WrongState { .. } => Self::new(StatusCode::CONFLICT, "wrong_state", message),
             ClientError::Conflict { .. } => Self::new(StatusCode::CONFLICT, "version", message),
             ClientError::NotDurable { .. } => Self::unavailable("not_durable", message),
+            ClientError::OverBacklog { .. } => Self::too_many("over_backlog", message),
             ClientError::OverQuota { .. } => Self::too_many("over_quota", message).after(10),
             ClientError::FateUnknown(_) => Self::unavailable("fate_unknown", message),
         }

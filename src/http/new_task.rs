@@ -74,6 +74,10 @@ pub(super) struct TaskBody {
     #[serde(default)]
     #[schema(minimum = 1)]
     timeout_ms: Option<i64>,
+    /// Longest time from hand-out to start, in ms; then it is handed out again.
+    #[serde(default)]
+    #[schema(minimum = 1_000, maximum = 86_400_000)]
+    dispatch_timeout_ms: Option<i64>,
     /// It is skipped when it has not started this long after it was due.
     #[serde(default)]
     #[schema(minimum = 1)]
@@ -175,6 +179,8 @@ impl TaskBody {
         }
         task.timeout_ms = small("timeout_ms", self.timeout_ms)?.or(task.timeout_ms);
         task.lease_ms = small("lease_ms", self.lease_ms)?.or(task.lease_ms);
+        task.extras.dispatch_ms =
+            small("dispatch_timeout_ms", self.dispatch_timeout_ms)?.or(task.extras.dispatch_ms);
         task.start_within_ms = self.start_within_ms.or(task.start_within_ms);
         task.expire_after_ms = self.expire_after_ms.or(task.expire_after_ms);
         if let Some(durability) = &self.durability {

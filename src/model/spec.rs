@@ -4,7 +4,7 @@
 //!
 //! | at | bytes | content |
 //! | --- | --- | --- |
-//! | 0 | 1 | version: 1, or 2 where the retry policy is the usual one and bytes 8 to 20 are left out; 2 more where somebody wants to hear of its end |
+//! | 0 | 1 | version: 1, or 2 where the retry policy is the usual one and bytes 8 to 20 are left out; 2 more where the task counts against a bound of its queue; 4 more where somebody wants to hear of its end |
 //! | 1 | 1 | flags: which options follow |
 //! | 2 | 4 | lane code |
 //! | 6 | 2 | due, as ms within the home minute that the id names |
@@ -45,8 +45,10 @@ pub const SHORT_LEN: usize = 8;
 pub const VERSION: u8 = 1;
 /// Version of the layout without one.
 pub const VERSION_SHORT: u8 = 2;
+/// Added to the version of a task that counts against its queue's bound for tasks that have not ended.
+pub const BOUND: u8 = 2;
 /// What is added to the version of a spec whose task's end somebody wants to hear of.
-pub const ANNOUNCED: u8 = 2;
+pub const ANNOUNCED: u8 = 4;
 /// Number of hashes over which a bucket's idempotency keys are spread.
 pub const KEY_SHARDS: u8 = 16;
 
@@ -91,6 +93,9 @@ pub struct Extras {
     /// Name of the key that the payload was sealed with; see [`super::seal`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed: Option<String>,
+    /// Longest time from hand-out to start in ms, where it is not its queue's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dispatch_ms: Option<u32>,
     /// Web address that is called to have it done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
@@ -144,6 +149,8 @@ pub struct Spec {
     pub lease_ms: Option<u32>,
     /// Longest run of its handler.
     pub timeout_ms: Option<u32>,
+    /// Whether it counts against its queue's bound for tasks that have not ended.
+    pub bound: bool,
     /// What only clients and executors read.
     pub extras: Extras,
     /// The payload, opaque.
@@ -226,6 +233,12 @@ impl Spec {
                 format!("{lease} ms must lie between 1 s and 24 h"),
             ));
         }
+        if let Some(ms) = self.extras.dispatch_ms
+            && !(limits::LEASE_MIN_MS..=limits::LEASE_MAX_MS).contains(&i64::from(ms))
+        {
+            let detail = format!("{ms} ms must lie between 1 s and 24 h");
+            return Err(FieldError::new("dispatch_timeout", Reason::OutOfRange, detail));
+        }
         if let Some(key) = &self.extras.routing_key {
             check_key("routing_key", key.as_bytes())?;
         }
@@ -247,7 +260,8 @@ impl Spec {
         let flag = |on: bool, bit: u8| if on { bit } else { 0 };
         let usual = self.retry == Retry::default();
         let announced = if self.extras.notify.is_some() { ANNOUNCED } else { 0 };
-        out.put_u8(announced + if usual { VERSION_SHORT } else { VERSION });
+        let bound = if self.bound { BOUND } else { 0 };
+        out.put_u8(if usual { VERSION_SHORT } else { VERSION } + bound + announced);
         out.put_u8(
             flag(scoped.is_some(), KEYED)
                 | flag(self.placement.is_some(), PLACED)
@@ -313,7 +327,7 @@ impl Spec {
         if flags & PLANNED == 0 {
             return None;
         }
-        let mut at = if (*bytes.first()?).is_multiple_of(2) { SHORT_LEN } else { FIXED_LEN };
+        let mut at = if bytes.first()? % 2 == 0 { SHORT_LEN } else { FIXED_LEN };
         let word = |at: usize| Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));
         if flags & KEYED != 0 {
             at += 7 + word(at + 5)?;
@@ -329,13 +343,13 @@ impl Spec {
     pub fn decode(bytes: &Bytes, home: UnixMs) -> Result<Self, BadSpec> {
         let mut at = Reader { bytes, at: 0 };
         let version = at.u8()?;
-        if !(VERSION..=VERSION_SHORT + ANNOUNCED).contains(&version) {
+        if !(VERSION..=VERSION_SHORT + BOUND + ANNOUNCED).contains(&version) {
             return Err(BadSpec("unknown version"));
         }
         let flags = at.u8()?;
         let lane = LaneCode::from_bytes(at.take(4)?).ok_or(BadSpec("bad lane code"))?;
         let due = home.plus(i64::from(at.u16()?));
-        let retry = if version.is_multiple_of(2) { Retry::default() } else { at.retry()? };
+        let retry = if version % 2 == 1 { at.retry()? } else { Retry::default() };
         let has = |bit: u8| flags & bit != 0;
         let mut key = None;
         if has(KEYED) {
@@ -386,6 +400,7 @@ impl Spec {
             start_before,
             lease_ms,
             timeout_ms,
+            bound: (version - 1) & BOUND != 0,
             extras,
             payload,
         })
@@ -464,6 +479,7 @@ pub(crate) mod tests {
             start_before: None,
             lease_ms: None,
             timeout_ms: None,
+            bound: false,
             extras: Extras::default(),
             payload: Bytes::from_static(payload),
         }
@@ -485,7 +501,7 @@ pub(crate) mod tests {
         assert_eq!(&bytes[..], &expected[..]);
         let extras = Extras { notify: Some(String::new()), ..Extras::default() };
         let told = Spec { extras, ..plain(b"hi") }.encode();
-        assert_eq!(&told[..2], &[4, 0x80]);
+        assert_eq!(&told[..2], &[6, 0x80]);
     }
 
     proptest! {
@@ -502,6 +518,7 @@ pub(crate) mod tests {
             cost_ms in proptest::option::of(any::<u32>()),
             retries in 1u8..4,
             notify in proptest::option::of("[a-z]{0,8}"),
+            bound in any::<bool>(),
         ) {
             let spec = Spec {
                 retry: Retry { retries, ..Retry::default() },
@@ -512,6 +529,7 @@ pub(crate) mod tests {
                 start_before: start_before.map(UnixMs),
                 lease_ms,
                 timeout_ms,
+                bound,
                 extras: Extras { cost_ms, notify, ..Extras::default() },
                 payload: payload.into(),
                 ..plain(b"")

@@ -66,6 +66,18 @@ impl Spread {
         self.hot.iter().find(|(hot, _)| *hot == bucket).map_or(self.holders, |(_, holders)| *holders).max(1)
     }
 
+    /// What one bucket may hold of a bound on all of them together, at least 1: half of the bound goes to all buckets
+    /// alike, and half to those of keyed tasks, which cannot go elsewhere. These shares add up to the bound, or to the
+    /// number of buckets where that is more.
+    pub fn share_of(&self, most: u64, bucket: Bucket) -> u64 {
+        let of = |part: u64, among: u16| {
+            let (among, at) = (u64::from(among.max(1)), u64::from(bucket.number()));
+            if at < among { part / among + u64::from(at < part % among) } else { 0 }
+        };
+        let keyed = if self.key_buckets < self.buckets { most / 2 } else { 0 };
+        (of(most - keyed, self.buckets) + of(keyed, self.key_buckets)).max(1)
+    }
+
     /// Fewest buckets that this namespace may have.
     pub fn floor(&self) -> u16 {
         self.bounds.min.unwrap_or(1).max(self.key_buckets).min(limits::BUCKETS_MAX)

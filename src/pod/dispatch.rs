@@ -13,13 +13,13 @@ use crate::metric;
 use crate::model::route::record::{Decision, SEATS_RECORDED_MAX, Sample};
 use crate::model::route::{Policy, Seat, Together, Work};
 use crate::model::{Bucket, Grant, PlanName, Spec, TaskId, UnixMs, spec};
-use crate::store::due::{Granted, Quota, hand_back};
+use crate::store::due::{Claim, Granted, Quota, hand_back};
 use crate::store::member::{self, Offer, OfferAnswer, RESERVATION_MS};
 use crate::store::run::{self, StartRow};
 use crate::store::{Space, StoreError};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -59,8 +59,20 @@ struct Parcel {
     key: Option<u64>,
     /// The executor that it is for, where it is a part of a broadcast.
     to: Option<Box<str>>,
+    /// When its own dispatch time-out passes, where it has one.
+    own_end: Option<Instant>,
     since: Instant,
     offer: Bytes,
+}
+
+/// An offer that was accepted.
+#[derive(Debug)]
+struct Offered {
+    at: Instant,
+    id: TaskId,
+    grant: Grant,
+    to: Arc<str>,
+    own_end: Option<Instant>,
 }
 
 /// What this pod knows of one executor's room.
@@ -187,7 +199,7 @@ struct Inner {
     together: Together,
     buckets: Vec<u16>,
     /// Offers accepted lately, oldest first.
-    offered: VecDeque<(Instant, TaskId, Grant, Arc<str>)>,
+    offered: VecDeque<Offered>,
     /// Wishes to cancel of late, oldest first: what they are about may be on its way.
     wished: VecDeque<(Instant, TaskId)>,
 }
@@ -300,6 +312,7 @@ pub(crate) struct Hold<'a> {
     /// Those of which nothing may come and that are too many to be among them.
     pub closed: Vec<u32>,
     pub own_weights: Vec<(u32, [u32; 6])>,
+    pub own_dispatch: Arc<BTreeMap<u32, i64>>,
     /// How long before its time every executor may be given a task.
     pub ahead_ms: i64,
     pub frozen_plans: Arc<[PlanName]>,
@@ -490,6 +503,7 @@ impl Dispatcher {
                 quotas: Vec::new(),
                 closed: Vec::new(),
                 own_weights: Vec::new(),
+                own_dispatch: Arc::default(),
                 ahead_ms: 0,
                 frozen_plans: Arc::clone(&inner.view.frozen_plans),
             };
@@ -500,16 +514,31 @@ impl Dispatcher {
         let ahead_ms = inner.view.ahead_ms;
         let frozen_plans = Arc::clone(&inner.view.frozen_plans);
         let own_weights = inner.view.own_weights.clone();
-        Hold { shared, any, normal, default_quota, quotas, closed, own_weights, ahead_ms, frozen_plans }
+        let own_dispatch = Arc::clone(&inner.view.own_dispatch);
+        Hold {
+            shared,
+            any,
+            normal,
+            default_quota,
+            quotas,
+            closed,
+            own_weights,
+            own_dispatch,
+            ahead_ms,
+            frozen_plans,
+        }
     }
 
-    /// Routes claimed tasks and starts to send them.
-    pub fn deliver(&self, shared: &Arc<Shared>, tasks: Vec<Granted>, claimed: UnixMs, not_after: UnixMs) {
+    /// Routes what `claim` has brought and starts to send it.
+    pub fn deliver(&self, shared: &Arc<Shared>, tasks: Vec<Granted>, claimed: UnixMs, claim: &Claim) {
         let now = clock::mono();
         let parcels = tasks.into_iter().map(|task| {
             let group = task.lane.group();
             let urgent = task.lane.priority().is_urgent();
-            let (cost_ms, key, to) = own_wishes(&task);
+            let Wishes { cost_ms, key, to, dispatch_ms } = Wishes::of(&task);
+            let queues = || claim.own_dispatch.get(&group).copied().unwrap_or(claim.dispatch_ms);
+            let not_after = claimed.plus(dispatch_ms.unwrap_or_else(queues));
+            let own_end = dispatch_ms.map(|ms| now + clock::ms(ms));
             let offer = Offer {
                 id: task.id,
                 grant: task.grant,
@@ -522,7 +551,8 @@ impl Dispatcher {
                 spec: task.spec,
             };
             let (id, grant) = (offer.id, offer.grant);
-            Parcel { id, grant, group, urgent, cost_ms, key, to, since: now, offer: offer.encode() }
+            let offer = offer.encode();
+            Parcel { id, grant, group, urgent, cost_ms, key, to, own_end, since: now, offer }
         });
         self.route(shared, parcels.collect());
     }
@@ -708,7 +738,8 @@ impl Dispatcher {
                             let _ = member::tell_executor(&space, &to, format!("c{id}").as_bytes()).await;
                         });
                     }
-                    inner.offered.push_back((at, parcel.id, parcel.grant, Arc::clone(&to)));
+                    let (id, grant, own_end) = (parcel.id, parcel.grant, parcel.own_end);
+                    inner.offered.push_back(Offered { at, id, grant, to: Arc::clone(&to), own_end });
                 }
                 metrics.offered_tasks.increment(accepted);
                 self.tally.offered.fetch_add(accepted, Ordering::Relaxed);
@@ -812,9 +843,12 @@ impl Dispatcher {
         let mut by_bucket: HashMap<Bucket, Vec<(StartRow, Arc<str>)>> = HashMap::new();
         {
             let mut inner = self.inner.lock();
-            while inner.offered.front().is_some_and(|(at, ..)| at.elapsed() >= NOTE_AFTER) {
-                if let Some((_, id, grant, to)) = inner.offered.pop_front() {
-                    by_bucket.entry(id.bucket()).or_default().push((StartRow { id, grant, lease_ms: 0 }, to));
+            let now = clock::mono();
+            while inner.offered.front().is_some_and(|one| now >= one.at + NOTE_AFTER) {
+                if let Some(Offered { id, grant, to, own_end, .. }) = inner.offered.pop_front() {
+                    let left = |end: Instant| end.saturating_duration_since(now).as_millis().max(1) as i64;
+                    let row = StartRow { id, grant, lease_ms: own_end.map_or(0, left) };
+                    by_bucket.entry(id.bucket()).or_default().push((row, to));
                 }
             }
         }
@@ -845,7 +879,7 @@ impl Dispatcher {
                 inner.wished.pop_front();
             }
             inner.wished.push_back((clock::mono(), id));
-            inner.offered.iter().rev().find(|(_, offered, ..)| *offered == id).map(|(.., to)| Arc::clone(to))
+            inner.offered.iter().rev().find(|one| one.id == id).map(|one| Arc::clone(&one.to))
         };
         if let Some(to) = to {
             let _ = member::tell_executor(&self.space, &to, format!("c{id}").as_bytes()).await;
@@ -939,16 +973,32 @@ fn quotas(inner: &Inner) -> (Quota, Vec<(u32, Quota)>, Vec<u32>) {
     (default, open, closed.into_iter().map(|(code, _)| code).collect())
 }
 
-/// What a task says itself about where it should go: its cost, not a number where it names none, the hash of
-/// its routing key, and the executor that it is for.
-fn own_wishes(task: &Granted) -> (f64, Option<u64>, Option<Box<str>>) {
-    if task.spec.get(1).is_none_or(|flags| flags & spec::EXTRAS == 0) {
-        return (f64::NAN, None, None);
+/// What a task says itself about its way.
+struct Wishes {
+    /// Not a number where it names none.
+    cost_ms: f64,
+    /// Hash of its routing key.
+    key: Option<u64>,
+    /// The executor that it is for.
+    to: Option<Box<str>>,
+    /// Longest time from hand-out to start.
+    dispatch_ms: Option<i64>,
+}
+
+impl Wishes {
+    fn of(task: &Granted) -> Self {
+        let none = Self { cost_ms: f64::NAN, key: None, to: None, dispatch_ms: None };
+        if task.spec.get(1).is_none_or(|flags| flags & spec::EXTRAS == 0) {
+            return none;
+        }
+        let Ok(spec) = Spec::decode(&task.spec, task.id.home().start()) else { return none };
+        Self {
+            cost_ms: spec.extras.cost_ms.map_or(f64::NAN, f64::from),
+            key: spec.extras.routing_key.as_deref().map(|key| xxh3_64(key.as_bytes())),
+            to: spec.extras.part.map(|part| part.to.into_boxed_str()),
+            dispatch_ms: spec.extras.dispatch_ms.map(i64::from),
+        }
     }
-    let Ok(spec) = Spec::decode(&task.spec, task.id.home().start()) else { return (f64::NAN, None, None) };
-    let key = spec.extras.routing_key.as_deref().map(|key| xxh3_64(key.as_bytes()));
-    let to = spec.extras.part.map(|part| part.to.into_boxed_str());
-    (spec.extras.cost_ms.map_or(f64::NAN, f64::from), key, to)
 }
 
 /// Hears of room, and looks after what waits, until `stop` fires.

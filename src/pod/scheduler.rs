@@ -119,6 +119,7 @@ impl Loop {
         self.claim.ahead_ms = self.look.ahead_ms(hold.ahead_ms);
         self.claim.frozen_plans = Arc::clone(&hold.frozen_plans);
         self.claim.own_weights = std::mem::take(&mut hold.own_weights);
+        self.claim.own_dispatch = Arc::clone(&hold.own_dispatch);
         let spread = shared.space.spread();
         self.claim.holders = spread.holders_of(self.bucket.number());
         // All buckets together keep as much as the namespace may.
@@ -229,8 +230,7 @@ impl Loop {
             self.shared.pace.claimed(count);
             self.shared.tally.claimed.fetch_add(count as u64, Ordering::Relaxed);
             metrics.claimed_tasks.increment(count as u64);
-            let not_after = claimed.now.plus(self.shared.settings.dispatch_ms);
-            self.shared.dispatcher.deliver(&self.shared, claimed.tasks, claimed.now, not_after);
+            self.shared.dispatcher.deliver(&self.shared, claimed.tasks, claimed.now, &self.claim);
         }
         // What was left although there was room for more than was asked for.
         let missed = claimed.next_due.is_some_and(|due| due <= claimed.now.plus(self.claim.ahead_ms));

@@ -71,6 +71,8 @@ pub struct View {
     policies: HashMap<u32, Policy>,
     /// Weights of queues that have their own, by code.
     pub own_weights: Vec<(u32, [u32; 6])>,
+    /// Dispatch time-outs of queues that have their own, in ms, by code.
+    pub own_dispatch: Arc<BTreeMap<u32, i64>>,
     /// How long before its time each of the executors may be given a task, in ms; 0 where there is none.
     pub ahead_ms: i64,
 }
@@ -97,6 +99,7 @@ impl View {
         let mut by_group = HashMap::with_capacity(groups.len());
         let mut policies = HashMap::new();
         let mut own_weights = Vec::new();
+        let mut own_dispatch = BTreeMap::new();
         for (code, group) in groups {
             // Queues that are frozen, paused or in maintenance are nobody's: their lanes stand aside until they may go on.
             let open = freeze.of_queue(&group.queue).is_none() && queues.hold_of(&group.queue, now).is_none();
@@ -110,7 +113,10 @@ impl View {
             policies.extend(
                 queues.of(&group.queue).routing.as_ref().and_then(Routing::policy).map(|own| (code, own)),
             );
-            own_weights.extend(queues.of(&group.queue).weights.map(|own| (code, own.0)));
+            let settings = queues.of(&group.queue);
+            own_weights.extend(settings.weights.map(|own| (code, own.0)));
+            own_dispatch
+                .extend(settings.timeouts.as_ref().and_then(|own| own.dispatch_ms).map(|ms| (code, ms)));
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
@@ -138,6 +144,7 @@ impl View {
             default_policy,
             policies,
             own_weights,
+            own_dispatch: Arc::new(own_dispatch),
             ahead_ms,
         }
     }

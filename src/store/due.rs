@@ -8,7 +8,7 @@ use super::space::Space;
 use crate::limits;
 use crate::model::{Bucket, Grant, LaneCode, Nonce, PlanName, Spec, TaskId, UnixMs, digits};
 use bytes::Bytes;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// How much of one queue (with its labels) may be claimed now.
@@ -107,6 +107,8 @@ pub struct Claim {
     pub lock_ms: i64,
     /// How long a grant lasts without a start.
     pub dispatch_ms: i64,
+    /// The same for queues that have one of their own, by code; at most [`limits::QUOTAS_MAX`] count.
+    pub own_dispatch: Arc<BTreeMap<u32, i64>>,
     /// How long reaping pauses after a leap of the clock.
     pub lease_ms: i64,
     /// Grants too what is due within so many ms, at most [`limits::LOOK_AHEAD_MAX_MS`], if all of it may go; whoever
@@ -151,6 +153,7 @@ impl Claim {
             holders: 1,
             lock_ms: limits::LOCK_MS,
             dispatch_ms: limits::DISPATCH_TIMEOUT_MS,
+            own_dispatch: Arc::default(),
             lease_ms: limits::LEASE_MS,
             ahead_ms: 0,
             expected_now: None,
@@ -202,6 +205,13 @@ impl Claim {
 fn signature_of(plans: &[PlanName]) -> u64 {
     let names: Vec<&str> = plans.iter().map(PlanName::as_str).collect();
     xxhash_rust::xxh3::xxh3_64(names.join(" ").as_bytes()) >> 12
+}
+
+/// The three digits of a queue with labels.
+fn code_text(group: u32) -> String {
+    let mut code = [0; 3];
+    digits::write(&mut code, u128::from(group));
+    code.map(char::from).iter().collect()
 }
 
 /// Sixteen characters of chance: a permit or the name of a call.
@@ -279,7 +289,19 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
     args.bytes(clip(&claim.pod, 32)).bytes(&claim.permit).bytes(&claim.call).bytes(claim.nonce.as_bytes());
     args.number(claim.limit.min(limits::BATCH_MAX_ROWS as u32)).number(claim.normal_limit.min(claim.limit));
     args.number(claim.max_bytes).number(claim.holders.max(1));
-    args.number(claim.lock_ms).number(claim.dispatch_ms).number(claim.lease_ms);
+    args.number(claim.lock_ms);
+    if claim.own_dispatch.is_empty() {
+        args.number(claim.dispatch_ms)
+    } else {
+        let mut text = claim.dispatch_ms.to_string();
+        for (group, ms) in claim.own_dispatch.iter().take(limits::QUOTAS_MAX) {
+            text.push(';');
+            text.push_str(&code_text(*group));
+            text.push_str(&ms.to_string());
+        }
+        args.bytes(text.as_bytes())
+    };
+    args.number(claim.lease_ms);
     match claim.expected_now {
         Some(now) => args.number(now.0),
         None => args.bytes(b""),
@@ -294,10 +316,8 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
         }
         let mut text = format!("{}+{}", weight.max(1), claim.ageing_ms.max(0));
         for (group, weights) in own {
-            let mut code = [0; 3];
-            digits::write(&mut code, u128::from(*group));
             text.push(';');
-            text.extend(code.map(char::from));
+            text.push_str(&code_text(*group));
             text.push_str(&weights[level].max(1).to_string());
         }
         args.bytes(text.as_bytes());

@@ -5,8 +5,10 @@ use super::space::Space;
 use super::{Reply, Shortfall, StoreError};
 use crate::limits;
 use crate::model::spec::Spec;
-use crate::model::{Bucket, Durability, Grant, Priority, State, TaskId, UnixMs, digits, spec};
+use crate::model::{Bucket, Durability, Grant, Priority, QueueName, State, TaskId, UnixMs, digits, spec};
 use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A task ready to be sent: all of a call's rows are of one bucket.
 #[derive(Debug, Clone)]
@@ -17,13 +19,24 @@ pub struct Row {
     pub spec: Spec,
     /// `spec`, encoded.
     pub bytes: Bytes,
+    /// The bound of its queue, where [`Spec::bound`] says that it counts against one.
+    pub backlog: Option<Arc<Backlog>>,
+}
+
+/// A bound for the tasks of a queue that have not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backlog {
+    /// The queue.
+    pub queue: QueueName,
+    /// Most tasks, over all buckets.
+    pub most: u64,
 }
 
 impl Row {
     /// Encodes a spec that [`Spec::check`] passed, under an id whose home minute is that of its due time.
     pub fn new(id: TaskId, spec: Spec) -> Self {
         let bytes = spec.encode();
-        Self { id, spec, bytes }
+        Self { id, spec, bytes, backlog: None }
     }
 }
 
@@ -36,6 +49,8 @@ pub enum RowAnswer {
     Duplicate(TaskId),
     /// Sent again too late to tell whether the first sending arrived; nothing was written.
     FateUnknown,
+    /// The bucket's share of the bound of its queue is used up.
+    OverBacklog,
     /// Sent again to a bucket that takes no new tasks any more, and the first sending had not arrived.
     SpreadChanged,
 }
@@ -102,6 +117,13 @@ pub async fn submit(
             timers.push((place, deadline));
         }
     }
+    let mut bounds: BTreeMap<u32, (u64, Vec<usize>)> = BTreeMap::new();
+    for (place, at) in order.iter().enumerate().filter(|(_, at)| rows[**at].spec.bound) {
+        let row = &rows[*at];
+        let most =
+            row.backlog.as_ref().map_or(i64::MAX as u64, |own| space.spread().share_of(own.most, bucket));
+        bounds.entry(row.spec.lane.group()).or_insert_with(|| (most, Vec::new())).1.push(place);
+    }
     let used = shards.iter().filter(|rows| !rows.is_empty()).count();
 
     let mut args = space.args(16 + rows.len() * 4, 256 + rows.len() * 80);
@@ -111,6 +133,7 @@ pub async fn submit(
     };
     args.bytes(if sending.by_spread { b"1" } else { b"0" });
     args.number(first).number(largest).number(groups.len()).number(used).number(timers.len());
+    args.number(bounds.len());
     for group in &groups {
         let head = &rows[group[0]];
         args.number(head.spec.due.minute());
@@ -145,6 +168,15 @@ pub async fn submit(
             args.joined(&[rows[order[*place]].id.as_bytes(), b"L"]);
         }
     }
+    for (group, (most, places)) in bounds {
+        let mut code = [0; 3];
+        digits::write(&mut code, u128::from(group));
+        args.bytes(&code).number(most);
+        for place in places {
+            args.part(format_args!("{:04}", place + 1));
+        }
+        args.cut();
+    }
     for (place, deadline) in timers {
         args.number(place + 1).number(deadline.minute()).number(deadline.0);
     }
@@ -170,6 +202,7 @@ pub async fn submit(
                 if id == rows[at].id { RowAnswer::Created } else { RowAnswer::Duplicate(id) }
             }
             b"FATE_UNKNOWN" => RowAnswer::FateUnknown,
+            b"OVER_BACKLOG" => RowAnswer::OverBacklog,
             b"SPREAD_CHANGED" => RowAnswer::SpreadChanged,
             other => return Err(fields.bad(format!("unknown code {}", String::from_utf8_lossy(other)))),
         };

@@ -56,7 +56,7 @@ macro_rules! scripts {
 
 scripts! {
     SUBMIT = "intake.submit" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/place" "lib/wake"] "intake/submit";
-    CANCEL = "intake.cancel" "allow-oom" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/outcome" "lib/finish" "lib/pending"] "intake/cancel";
+    CANCEL = "intake.cancel" "allow-oom" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/tally" "lib/place" "lib/outcome" "lib/finish" "lib/pending"] "intake/cancel";
     RESCHEDULE = "intake.reschedule" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending" "lib/wake"] "intake/reschedule";
     REPRIORITIZE = "intake.reprioritize" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending" "lib/wake"] "intake/reprioritize";
     EDIT = "intake.edit" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/pending" "lib/wake"] "intake/edit";

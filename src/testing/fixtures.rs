@@ -50,6 +50,7 @@ pub fn spec(lane: LaneCode, due_ms: i64) -> Spec {
         start_before: None,
         lease_ms: None,
         timeout_ms: None,
+        bound: false,
         extras: Extras::default(),
         payload: Bytes::from_static(b"payload"),
     }

@@ -81,6 +81,7 @@ fn a_spec() -> Spec {
         start_before: Some(UnixMs(1_764_511_888_888)),
         lease_ms: Some(45_000),
         timeout_ms: Some(2_000),
+        bound: true,
         extras: spec::Extras { cost_ms: Some(3), notify: Some("s".into()), ..spec::Extras::default() },
         payload: Bytes::from_static(b"\x00payload\xff"),
     }
@@ -97,6 +98,7 @@ fn spec_seeds() -> Vec<Vec<u8>> {
         start_before: None,
         lease_ms: None,
         timeout_ms: None,
+        bound: false,
         extras: spec::Extras::default(),
         ..full.clone()
     };

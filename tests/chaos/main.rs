@@ -43,6 +43,8 @@ const NAMESPACE: &str = "chaos";
 const RATE: u64 = 2_400;
 /// Lease of a started task; a killed executor's tasks come back after it.
 const LEASE_MS: u32 = 2_000;
+/// How long a pod's permit for a bucket lasts. After its death tasks may start so much later, and a second more.
+const LOCK_MS: i64 = 1_000;
 /// Seconds that everything may take to come to rest once the faults have ended.
 const REST_SECONDS: u64 = 90;
 /// Variables by which this binary starts itself as an executor.
@@ -279,7 +281,20 @@ async fn run(shape: Shape, default_seconds: u64) -> bool {
     }
     supervisor.abort();
     let sound = std::env::var_os("MINUTEHAND_MUTATE").is_none() && verdict.faults.is_empty();
-    let late_ms = if sound { late::after_pod_death(&bench.direct_url(), &pods, dir).await } else { None };
+    let late = if sound { Some(late::after_pod_death(&bench.direct_url(), &pods, dir).await) } else { None };
+    let late_ms = late.as_ref().and_then(|late| late.as_ref().ok()).copied();
+    let late_fault = match late {
+        Some(Err(why)) => Some(format!("late starts after a pod's death could not be measured: {why}")),
+        Some(Ok(ms)) if ms > LOCK_MS + 1_000 && !fleet => {
+            Some(format!("a task began {ms} ms late after a pod's death; {} ms are allowed", LOCK_MS + 1_000))
+        }
+        _ => None,
+    };
+    if let Some(fault) = &late_fault {
+        say(&format!("FAULT {fault}"));
+        scratch.keep_logs();
+    }
+    let good = verdict.faults.is_empty() && loaded && late_fault.is_none();
     let summary = serde_json::json!({
         "seed": seed,
         "shape": format!("{shape:?}").to_lowercase(),
@@ -299,14 +314,14 @@ async fn run(shape: Shape, default_seconds: u64) -> bool {
         "redispatched": verdict.replay.redispatched,
         "keys_moved_with_slots": bench.keys_moved,
         "late_after_pod_death_ms": late_ms,
-        "lock_ms": 1_000,
+        "lock_ms": LOCK_MS,
         "lost": verdict.lost,
         "accepted_twice": accepted_twice,
-        "ok": verdict.faults.is_empty() && loaded,
+        "ok": good,
     });
     drop((pods, workers, bench));
     say(&summary.to_string());
-    verdict.faults.is_empty() && loaded
+    good
 }
 
 /// A directory that goes when its owner does.

@@ -1,6 +1,6 @@
 //! Pods and executors as processes.
 
-use crate::{LOG, NAMESPACE, WORKER};
+use crate::{LOCK_MS, LOG, NAMESPACE, WORKER};
 use minutehand::dev::redis::spawn;
 use std::fs::File;
 use std::path::Path;
@@ -36,6 +36,9 @@ impl Member {
         }
     }
 
+    /// Kills it for good.
+    pub fn kill9(self) {}
+
     pub fn kill9_and_restart(&mut self) {
         self.signal(libc::SIGCONT);
         let _ = self.child.kill();
@@ -55,7 +58,11 @@ impl Drop for Member {
 pub fn pod(url: &str, log: &Path, number: usize) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_minutehand"));
     command.args(["serve", "--redis", url, "--namespace", NAMESPACE, "--listen", "127.0.0.1:0"]);
-    for (key, value) in [("POD__LOCK", "1s"), ("POD__POLL", "300ms"), ("DEFAULTS__DISPATCH_TIMEOUT", "3s")] {
+    for (key, value) in [
+        ("POD__LOCK", &format!("{LOCK_MS}ms")[..]),
+        ("POD__POLL", "300ms"),
+        ("DEFAULTS__DISPATCH_TIMEOUT", "3s"),
+    ] {
         command.env(format!("MINUTEHAND__{key}"), value);
     }
     quiet(command, &log.join(format!("pod-{number}.log")))

@@ -207,3 +207,27 @@ fn settings_are_shown_with_their_origin() {
     assert_eq!(code, 2);
     assert!(err.starts_with("error: pod.lok: is not a setting; did you mean pod.lock?"), "{err}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_full_says_so() {
+    let (_bed, cli) = cli().await;
+    let set = cli.json("queue set full --backlog 8");
+    assert_eq!(set["settings"]["backlog"], 8);
+    for _ in 0..8 {
+        assert_eq!(cli.run("submit --queue full --in 1h").0, 0);
+    }
+    let (code, _, err) = cli.run("submit --queue full --in 1h --output json");
+    let err: Value = serde_json::from_str(&err).unwrap();
+    assert_eq!((code, err["error"]["code"].as_str().unwrap()), (1, "over_backlog"), "{err}");
+    assert_eq!(err["error"]["hint"], "`minutehand queue set full --backlog` changes its bound");
+    // An import ends there; what it had sent stands.
+    let (code, _, err) =
+        cli.run_with("import - --queue full --due at", b"{\"at\":\"2030-01-01T00:00:00Z\"}\n");
+    assert_eq!((code, err.contains("as many tasks that have not ended as it may (8)")), (1, true), "{err}");
+    for wrong in ["0", "-1", "x", "1.5", "1000000001"] {
+        let (code, _, err) = cli.run(&format!("queue set full --backlog {wrong}"));
+        assert_eq!((code, err.contains("backlog: ")), (2, true), "{wrong}: {err}");
+    }
+    cli.json("queue set full --backlog default");
+    assert_eq!(cli.run("submit --queue full --in 1h").0, 0);
+}

@@ -1,10 +1,10 @@
 //! Whatever is said under a grant that no longer stands changes nothing, and is told so.
 
 use crate::pair::{Pair, space_on};
-use minutehand::model::{Durability, Priority, State, TaskId};
+use minutehand::model::{Durability, Priority, Spec, State, TaskId};
 use minutehand::store::due::{self, Granted, ReleaseAnswer};
-use minutehand::store::intake::{self, RowAnswer, Sending, SubmitAnswer};
-use minutehand::store::run::{self, AckAnswer, Outcome, StartAnswer, StartRow};
+use minutehand::store::intake::{self, EditAnswer, RowAnswer, Sending, SubmitAnswer};
+use minutehand::store::run::{self, AckAnswer, MarkAnswer, Outcome, StartAnswer, StartRow};
 use minutehand::store::{Space, read};
 use minutehand::testing::bed::Bed;
 use minutehand::testing::fixtures::*;
@@ -23,7 +23,8 @@ fn outcomes() -> [Outcome; 7] {
     ]
 }
 
-/// Says everything that can be said under `old`, by `who`, and compares the whole namespace.
+/// Says everything that can be said under `old`, by `who`, and compares the whole namespace: start, renewal, offer,
+/// outcome, hand-back, progress, and a change of the task.
 async fn says_in_vain(space: &Space, old: &Granted, who: &str) {
     let before = snapshot(space).await;
     let row = StartRow { id: old.id, grant: old.grant, lease_ms: 30_000 };
@@ -41,6 +42,17 @@ async fn says_in_vain(space: &Space, old: &Granted, who: &str) {
     }
     let back = due::release(space, bucket(), who, "drain", &[(old.id, old.grant)]).await.unwrap();
     assert_eq!(back, [ReleaseAnswer::Stale], "release");
+    // How far it is, where to go on, and a change of its own task.
+    for field in [&b"p"[..], b"c", b"o:step"] {
+        let kept = run::mark(space, old.id, old.grant, field, "late".into()).await.unwrap();
+        assert_eq!(kept, MarkAnswer::Stale, "{}", String::from_utf8_lossy(field));
+    }
+    let mut spec = Spec::decode(&old.spec, old.id.home().start()).unwrap();
+    spec.payload = "late".into();
+    for seen in [0, 1] {
+        let told = intake::edit(space, who, old.id, Some(old.grant), seen, &spec, "late").await.unwrap();
+        assert_eq!(told, EditAnswer::Stale, "edit");
+    }
     assert_eq!(snapshot(space).await, before, "nothing may have changed");
 }
 

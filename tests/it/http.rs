@@ -239,6 +239,30 @@ mod serde_bytes_like {
 }
 
 #[tokio::test]
+async fn a_full_queue_answers_429_and_bulk_rows_one_by_one() {
+    let door = Door::open().await;
+    let set = door.ask(Method::PATCH, "/v1/queues/full").header("content-type", "application/json");
+    let (status, set) = told(set.body(json!({"backlog": 8}).to_string()).send().await.unwrap()).await;
+    assert_eq!((status, &set["settings"]["backlog"]), (200, &json!(8)), "{set}");
+    let task = json!({"queue": "full", "in_ms": 3_600_000});
+    for _ in 0..8 {
+        door.submit(task.clone()).await;
+    }
+    let refused = door.post("/v1/tasks", task.clone()).await;
+    assert_eq!(problem(&refused), (429, "over_backlog", ""));
+    let said = "queue full has as many tasks that have not ended as it may (8); try again when some have";
+    assert_eq!(refused.1["message"], json!(said));
+    let rows = format!("{task}\n{}\n", json!({"queue": "other"}));
+    let bulk = door.ask(Method::POST, "/v1/tasks:bulk").header("content-type", "application/x-ndjson");
+    let text = bulk.body(rows).send().await.unwrap().text().await.unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&rows[0]["error"]["code"], &rows[1]["created"]), (&json!("over_backlog"), &json!(true)));
+    let wrong = door.ask(Method::PATCH, "/v1/queues/full").header("content-type", "application/json");
+    let wrong = told(wrong.body(json!({"backlog": 0}).to_string()).send().await.unwrap()).await;
+    assert_eq!(problem(&wrong), (422, "out_of_range", "backlog"));
+}
+
+#[tokio::test]
 async fn a_bulk_request_answers_each_row_in_order() {
     let door = Door::open().await;
     let mut rows: Vec<String> = (0..2_500)

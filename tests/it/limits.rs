@@ -14,7 +14,7 @@ use minutehand::store::{Birth, Space};
 use minutehand::testing::bed::Bed;
 use minutehand::testing::fixtures::{self, T0};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -556,12 +556,11 @@ async fn a_storm_of_retries_is_spread() {
     assert_eq!(second.len(), 3_000);
     let most = most_within(&second, 2_000);
     assert!(most <= 1_000, "{most} within two seconds");
-    let mut bins: HashMap<i64, usize> = HashMap::new();
-    second.iter().for_each(|at| *bins.entry((at - second[0]) / 1_000).or_default() += 1);
     let seconds = (second[2_999] - second[0]) as f64 / 1_000.0;
-    let (largest, mean) = (*bins.values().max().unwrap() as f64, 3_000.0 / seconds);
+    // Any second, wherever it begins, against the mean over the whole of the wave.
+    let (largest, mean) = (most_within(&second, 1_000) as f64, 3_000.0 / seconds);
     println!("second wave: {seconds:.1} s, largest second {largest}, mean {mean:.0}, at most {most} in 2 s");
-    assert!(largest <= 3.0 * mean, "{bins:?}");
+    assert!(largest <= 3.0 * mean, "{largest} in a second, {mean:.0} in the mean");
     assert!(seconds < 7.5, "{seconds} s for what may take 6");
     fleet.end();
 }

@@ -1,6 +1,7 @@
 //! Tests against real servers that they start themselves: one binary, a file beside each file of `store/`, and the doors above it.
 
 mod acl;
+mod backlog;
 mod bucket;
 mod check;
 mod cli;
@@ -9,6 +10,7 @@ mod damage;
 mod dead;
 mod decider;
 mod digest;
+mod dispatch;
 mod due;
 mod durability;
 mod edit;

@@ -257,21 +257,28 @@ async fn the_command_line_and_the_settings_set_them() {
         let bytes = read::get(&space, id).await.unwrap().unwrap().spec.unwrap();
         let spec = Spec::decode(&bytes, id.home().start()).unwrap();
         let after = |at: Option<minutehand::model::UnixMs>| at.map(|at| at.0 - spec.due.0);
-        (spec.timeout_ms, after(spec.start_before), after(spec.deadline), spec.lease_ms)
+        let dispatch = spec.extras.dispatch_ms;
+        (spec.timeout_ms, after(spec.start_before), after(spec.deadline), spec.lease_ms, dispatch)
     };
     let none = ("MINUTEHAND__DEFAULTS__TIMEOUT", "0s");
-    let all = "submit --queue q --in 1h --timeout 20s --start-within 5m --expire-after 2h --lease 1m";
-    assert_eq!(care(all, none).await, (Some(20_000), Some(300_000), Some(7_200_000), Some(60_000)));
+    let all = "submit --queue q --in 1h --timeout 20s --start-within 5m --expire-after 2h --lease 1m --dispatch-timeout 40s";
+    assert_eq!(
+        care(all, none).await,
+        (Some(20_000), Some(300_000), Some(7_200_000), Some(60_000), Some(40_000))
+    );
     assert_eq!(
         care("submit --queue q --in 1h --start-before 5s", none).await,
-        (None, Some(5_000), None, None)
+        (None, Some(5_000), None, None, None)
     );
     let set = ("MINUTEHAND__DEFAULTS__TIMEOUT", "7s");
-    assert_eq!(care("submit --queue q --in 1h", set).await, (Some(7_000), None, None, None));
-    assert_eq!(care("submit --queue q --in 1h --timeout 0s", set).await, (None, None, None, None));
-    for (words, field) in
-        [("--timeout soon", "timeout"), ("--lease 10ms", "lease"), ("--expire-after -1s", "expire-after")]
-    {
+    assert_eq!(care("submit --queue q --in 1h", set).await, (Some(7_000), None, None, None, None));
+    assert_eq!(care("submit --queue q --in 1h --timeout 0s", set).await, (None, None, None, None, None));
+    for (words, field) in [
+        ("--timeout soon", "timeout"),
+        ("--lease 10ms", "lease"),
+        ("--expire-after -1s", "expire-after"),
+        ("--dispatch-timeout 0s", "dispatch-timeout"),
+    ] {
         let (code, _, error) = run(&format!("submit --queue q {words}"), none);
         assert!(code == Some(2) && error.contains(field), "{words}: {error}");
     }

@@ -36,7 +36,9 @@ impl Sink for ClientSink {
             Ok(Submitted { created: true, .. }) => Ok(Answer::Created),
             Ok(_) => Ok(Answer::Duplicate),
             // Nothing is wrong with the row: more of them would fare alike.
-            Err(error @ SubmitError::NotDurable { .. }) => Err(error.into()),
+            Err(error @ (SubmitError::NotDurable { .. } | SubmitError::OverBacklog { .. })) => {
+                Err(error.into())
+            }
             Err(error) => Ok(Answer::Refused(error.to_string())),
         };
         answers.into_iter().map(answer).collect()

@@ -58,6 +58,9 @@ pub struct QueueSettings {
     /// How much of it may be handed out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitSettings>,
+    /// Most tasks of it that have not ended: further ones are refused when they are submitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backlog: Option<u64>,
     /// Times at which it is held.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub maintenance: Vec<Maintenance>,
@@ -77,6 +80,10 @@ impl QueueSettings {
         self.owner.iter().try_for_each(Owner::check)?;
         self.routing.iter().try_for_each(Routing::check)?;
         self.limits.iter().try_for_each(LimitSettings::check)?;
+        if let Some(backlog) = self.backlog.filter(|most| !(1..=bounds::BACKLOG_MAX_ROWS).contains(most)) {
+            let detail = format!("{backlog} must lie between 1 and {}", bounds::BACKLOG_MAX_ROWS);
+            return Err(FieldError::new("backlog", Reason::OutOfRange, detail));
+        }
         if self.maintenance.len() > bounds::MAINTENANCE_MAX {
             let detail = format!(
                 "{} windows; at most {} are allowed",
