@@ -189,6 +189,7 @@ async fn an_outbox_that_nobody_reads_loses_its_oldest_and_says_how_many() {
     space.store().command("EVAL", At::Key(&key), args).await.unwrap();
     let stretch = outcome::read(&space, bucket(), &name("s"), None, None).await.unwrap();
     assert_eq!((stretch.cut, stretch.lost(), stretch.entries.len()), (0, 0, 500));
+    space.inject_now(Some(T0 + 1_000));
     end(&space, "mail", 3).await;
     let stretch = outcome::read(&space, bucket(), &name("s"), None, None).await.unwrap();
     assert_eq!((stretch.cut, stretch.lost()), (3, 3));

@@ -120,5 +120,5 @@ async fn the_python_sdk_submits_polls_and_acks() {
     let (good, text) = run(command, Duration::from_secs(120)).await;
     running.stop.cancel();
     running.pod.await.unwrap();
-    assert!(good && text.contains("Ran 4 tests"), "{text}");
+    assert!(good && text.contains("Ran 6 tests"), "{text}");
 }
