@@ -235,7 +235,8 @@ impl OutcomeStream {
                         Stretch { place, entries: Vec::new(), ..stretch.clone() }
                     }
                 };
-                out.missed += before.lost() + if reader.after.is_none() { stretch.place.given_up } else { 0 };
+                out.missed +=
+                    before.lost(wish.since) + if reader.after.is_none() { stretch.place.given_up } else { 0 };
                 reader.cut = stretch.cut;
                 if let Some((last, _)) = stretch.entries.last() {
                     reader.after = Some(*last);
@@ -311,9 +312,11 @@ pub(super) async fn named(space: &Space, table: &QueueTable, text: &str) -> Resu
     let since = UnixMs(space.clock().now_ms());
     let wish = Subscription { url: Some(text.to_owned()), since, ..Subscription::default() };
     let record = wish.encode()?;
-    // Where another one was faster it stands too.
+    // Where another one was faster it stands too. A pod that does not know of it yet would take its outcomes for
+    // nobody's.
     let place = format!("s:{name}");
     repeat(space, || queue::put(space, &place, 0, &record)).await?;
-    repeat(space, || queue::refresh(space)).await?;
+    let epoch = repeat(space, || queue::refresh(space)).await?.epoch;
+    super::queues::behind(space, epoch).await?;
     Ok(name.to_string())
 }

@@ -278,15 +278,15 @@ impl Work {
     ) -> Result<bool, StoreError> {
         let (space, pod) = (&self.shared.space, self.shared.settings.id.as_str());
         let stretch = outcome::read(space, bucket, name, None, None).await?;
-        let missed = stretch.place.given_up + stretch.lost();
+        let lost = stretch.lost(wish.since);
+        let missed = stretch.place.given_up + lost;
         let (place, cut) = (stretch.place.clone(), stretch.cut);
         let planned = Some(place.planned).filter(|planned| *planned > place.done);
         let (end, outcomes) = batch(stretch.entries, planned, |outcome| wish.wants(name, outcome));
         let Some(end) = end.or(planned) else { return Ok(false) };
-        metric::handles().outcomes_dropped.add("outbox_full", stretch_lost(&place, missed));
         if outcomes.is_empty() {
             let passed = Place { done: end, planned: end, cut_seen: cut, given_up: missed };
-            return outcome::pass(space, bucket, None, name, &passed).await;
+            return self.pass(bucket, name, &passed, lost).await;
         }
         let plan = Place { planned: end, ..place.clone() };
         if plan != place && !outcome::pass(space, bucket, Some(pod), name, &plan).await? {
@@ -302,7 +302,7 @@ impl Work {
                     (health.failures, health.refusals, health.until) = (0, 0, None);
                 }
                 let passed = Place { done: end, planned: end, cut_seen: cut, given_up: 0 };
-                outcome::pass(space, bucket, None, name, &passed).await?;
+                self.pass(bucket, name, &passed, lost).await?;
                 Ok(true)
             }
             Verdict::Later(after_ms, why) => {
@@ -321,10 +321,23 @@ impl Work {
                     health.refusals = 0;
                 }
                 let passed = Place { done: end, planned: end, cut_seen: cut, given_up: missed + n };
-                outcome::pass(space, bucket, None, name, &passed).await?;
+                self.pass(bucket, name, &passed, lost).await?;
                 Ok(false)
             }
         }
+    }
+
+    /// Notes how far a subscription has got outcomes, and counts those that were found to be lost on the way there.
+    async fn pass(
+        &self,
+        bucket: Bucket,
+        name: &SubscriptionName,
+        place: &Place,
+        lost: u64,
+    ) -> Result<bool, StoreError> {
+        let passed = outcome::pass(&self.shared.space, bucket, None, name, place).await?;
+        metric::handles().outcomes_dropped.add("outbox_full", if passed { lost } else { 0 });
+        Ok(passed)
     }
 
     /// Notes that a delivery did not arrive; answers how many were refused in a row.
@@ -369,11 +382,6 @@ impl Work {
         let answer = self.sender.send(message).await;
         verdict(answer.map(|answer| (answer.status, answer.retry_after_ms, answer.text())))
     }
-}
-
-/// Outcomes that were newly found to be lost.
-fn stretch_lost(place: &Place, missed: u64) -> u64 {
-    missed.saturating_sub(place.given_up)
 }
 
 /// What goes together: up to where a plan says, else up to [`limits::OUTCOME_BATCH_MAX_ROWS`] that are wanted. Answers where it

@@ -39,9 +39,10 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// How many outcomes were lost to a subscription before it got here: at most so many, if any.
-    pub fn lost(&self) -> u64 {
-        if self.cut_at > self.place.done { self.cut.saturating_sub(self.place.cut_seen) } else { 0 }
+    /// How many outcomes were lost to a subscription of this age before it got here: at most so many, if any.
+    pub fn lost(&self, since: UnixMs) -> u64 {
+        let own = self.cut_at > self.place.done && self.cut_at.0 >= since.0.unsigned_abs();
+        if own { self.cut.saturating_sub(self.place.cut_seen) } else { 0 }
     }
 }
 

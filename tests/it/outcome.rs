@@ -188,17 +188,22 @@ async fn an_outbox_that_nobody_reads_loses_its_oldest_and_says_how_many() {
     let args = vec![fill.into(), "1".into(), key.clone(), rows.into()];
     space.store().command("EVAL", At::Key(&key), args).await.unwrap();
     let stretch = outcome::read(&space, bucket(), &name("s"), None, None).await.unwrap();
-    assert_eq!((stretch.cut, stretch.lost(), stretch.entries.len()), (0, 0, 500));
+    assert_eq!((stretch.cut, stretch.lost(UnixMs(0)), stretch.entries.len()), (0, 0, 500));
     space.inject_now(Some(T0 + 1_000));
     end(&space, "mail", 3).await;
     let stretch = outcome::read(&space, bucket(), &name("s"), None, None).await.unwrap();
-    assert_eq!((stretch.cut, stretch.lost()), (3, 3));
+    assert_eq!((stretch.cut, stretch.lost(UnixMs(0))), (3, 3));
     let len = space.store().command("XLEN", At::Key(&key), vec![key.clone()]).await.unwrap();
     assert_eq!(len.int("XLEN").unwrap(), limits::OUTBOX_MAX_ROWS as i64);
+    assert_eq!(
+        stretch.lost(UnixMs(stretch.cut_at.0 as i64 + 1)),
+        0,
+        "it went before somebody wanted to hear"
+    );
     // One that had got what was cut off has lost nothing; one that was told is not told again.
     let before = Place { done: stretch.cut_at, ..Place::default() };
     assert!(outcome::pass(&space, bucket(), None, &name("s"), &before).await.unwrap());
-    assert_eq!(outcome::read(&space, bucket(), &name("s"), None, None).await.unwrap().lost(), 0);
+    assert_eq!(outcome::read(&space, bucket(), &name("s"), None, None).await.unwrap().lost(UnixMs(0)), 0);
 }
 
 /// A pod, an executor and a client on a namespace of their own.
@@ -227,7 +232,9 @@ impl House {
         let (at_pod, at_executor) = (stop.clone(), stop.clone());
         let running = vec![
             tokio::spawn(async move { pod.run(at_pod).await.unwrap() }),
-            tokio::spawn(async move { drop(executor.run(at_executor).await.unwrap()) }),
+            tokio::spawn(async move {
+                executor.run(at_executor).await.unwrap();
+            }),
         ];
         let client = Client::new(space.clone());
         Self { client, space, running, stop: stop.clone(), _end: stop.drop_guard(), _bed: bed }
