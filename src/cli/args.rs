@@ -840,7 +840,7 @@ mod tests {
             "minutehand submit --queue Q --url https://example.com/hook",
             "minutehand submit --queue Q --notify https://example.com/done",
             "minutehand outcome subscribe mails --queue mail --url https://example.com/done",
-            "minutehand outcome subscribe one --task 0mBBZ-RGXFDo9dTn --version 0",
+            "minutehand outcome subscribe one --task 0mBBZ-RGXFDo9dTn --if-version 0",
             "minutehand outcome list",
             "minutehand outcome show mails",
             "minutehand outcome unsubscribe mails",

@@ -69,8 +69,8 @@ pub struct SubscribeArgs {
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
     /// Only where this version stands, as `show` tells it; 0 where there is none yet
-    #[arg(long, value_name = "N")]
-    pub version: Option<u64>,
+    #[arg(long = "if-version", value_name = "N")]
+    pub if_version: Option<u64>,
 }
 
 /// Does what was asked.
@@ -89,7 +89,7 @@ pub async fn run(command: &OutcomeCommand, loaded: &Loaded, output: Output) -> R
             };
             wish.check()?;
             let client = connect::client(loaded).await?;
-            let done = client.subscribe(&name, wish, args.version).await?;
+            let done = client.subscribe(&name, wish, args.if_version).await?;
             render::show(output, &value(&done)?, |_| {
                 let how = match &done.subscription.url {
                     Some(url) => format!("sent to {}", render::safe(url)),
