@@ -70,8 +70,12 @@ async fn redis_dies_and_comes_back_in_mid_run() {
     let latest = lag.max.unwrap();
     let stall = stalls.end();
     println!("redis was away for {away_ms} ms; latest start {latest} ms after due; {again} granted again");
-    // A poll, the longest wait before a reconnect, and what was handed out just before its death: that comes back.
-    assert!(latest <= away_ms + 1_000 + 1_000 + 1_000 + 2 * stall, "{latest} ms, away for {away_ms} ms");
+    // A poll, the longest wait before a reconnect, and what had just begun when it died: that comes back after its
+    // lease, and is found by the next poll.
+    assert!(
+        latest <= away_ms + 1_000 + 1_000 + 1_500 + 1_000 + 2 * stall,
+        "{latest} ms, away for {away_ms} ms"
+    );
     for process in executors.iter().chain(&pods) {
         assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
     }
@@ -108,7 +112,7 @@ async fn lost_wake_ups_cost_a_poll_at_most() {
     let stall = stalls.end();
     println!("lag after lost wake-ups: {lag:?}; the machine stalled for up to {stall} ms");
     // Beyond the poll there is only the way from claim to handler.
-    assert!(lag.max.unwrap() <= 1_000 + 250 + 2 * stall, "{lag:?}");
+    assert!(lag.max.unwrap() <= 1_000 + 600 + 2 * stall, "{lag:?}");
     assert_eq!(lag.count as i64, done);
     town.check().await;
 }
