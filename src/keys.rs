@@ -34,6 +34,8 @@
 //! | `events` | STREAM | packed moves |
 //! | `tally` | HASH | running tasks and outcomes, only of queues that have a limit which asks for them |
 //! | `cut` | HASH | letter of a move → how many have been trimmed off the stream |
+//! | `outbox` | STREAM | ends of tasks of which somebody wants to hear |
+//! | `readers` | HASH | subscription → how far it has got them; who delivers |
 //! | `counts` | HASH | counters of the conservation law, ripe backlog, deficits |
 //! | `lag:<minute>` | HASH | start − due, as a histogram; ends by itself after 10 minutes |
 //! | `lock` | HASH | pod → permit, until, planned wake-up |
@@ -156,6 +158,10 @@ pub enum Kind {
     Events,
     /// `cut`
     Cut,
+    /// `outbox`
+    Outbox,
+    /// `readers`
+    Readers,
     /// `counts`
     Counts,
     /// `tally`
@@ -172,9 +178,10 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 21] = [
+    pub const SINGLE: [&'static str; 23] = [
         "kept", "looks", "turns", "flight", "spent", "newest", "meta", "agenda", "leases", "recents",
         "parked", "helds", "at", "run", "tries", "dead", "events", "cut", "counts", "tally", "lock",
+        "outbox", "readers",
     ];
 
     /// The kind of a name; nothing for a name that is none of ours.
@@ -204,6 +211,8 @@ impl Kind {
             ("dead", None) => Self::Dead,
             ("events", None) => Self::Events,
             ("cut", None) => Self::Cut,
+            ("outbox", None) => Self::Outbox,
+            ("readers", None) => Self::Readers,
             ("counts", None) => Self::Counts,
             ("tally", None) => Self::Tally,
             ("lock", None) => Self::Lock,
@@ -240,14 +249,14 @@ impl Kind {
             | Self::Looks
             | Self::Timer
             | Self::Dead => "zset",
-            Self::Turns | Self::Flight | Self::Spent | Self::Newest => "hash",
+            Self::Turns | Self::Flight | Self::Spent | Self::Newest | Self::Readers => "hash",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
             Self::Letter | Self::Mark | Self::Cut | Self::Counts | Self::Tally | Self::Lag | Self::Lock => {
                 "hash"
             }
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
             Self::Parked => "set",
-            Self::Events => "stream",
+            Self::Events | Self::Outbox => "stream",
         }
     }
 }

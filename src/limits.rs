@@ -259,6 +259,24 @@ pub const WEBHOOK_HOSTS_MAX: usize = 1_024;
 /// A wait asked for by a server beyond this is cut; it may ask again.
 pub const WEBHOOK_RETRY_AFTER_MAX_MS: i64 = 3_600_000;
 
+/// Most subscriptions to outcomes of a namespace: each reads what lies in every outbox.
+pub const SUBSCRIPTIONS_MAX: usize = 256;
+/// Longest name of a subscription.
+pub const SUBSCRIPTION_NAME_MAX_BYTES: usize = 64;
+/// Outcomes that wait in the outbox of one bucket, about 200 bytes each; beyond them the oldest goes, and is counted.
+pub const OUTBOX_MAX_ROWS: usize = 20_000;
+/// Most outcomes of one delivery.
+pub const OUTCOME_BATCH_MAX_ROWS: usize = 100;
+/// Outcomes that one call reads from an outbox.
+pub const OUTCOME_READ_MAX_ROWS: usize = 500;
+/// Longest wait between two tries of a delivery, unless the receiver asks for a longer one.
+pub const OUTCOME_WAIT_MAX_MS: i64 = 300_000;
+/// Times in a row that a receiver may say that a delivery is wrong (a 4xx that does not pass by itself) before it is given
+/// up: with the waits between them, some eight minutes.
+pub const OUTCOME_REFUSALS_MAX: u32 = 9;
+/// Deliveries of one pod that are under way at a time; those to one host are bounded as all web calls are.
+pub const OUTCOME_DELIVERIES_MAX: usize = 64;
+
 /// Bytes that handlers may keep for one task.
 pub const MARK_MAX_BYTES: usize = 256 << 10;
 /// Parts in which they may be kept: progress, checkpoint, and steps that are done.

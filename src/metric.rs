@@ -50,6 +50,10 @@ pub const HAND_BACK_CAUSES: &[&str] =
 /// How an ack was answered.
 pub const ACK_OUTCOMES: &[&str] =
     &["succeeded", "retrying", "dead", "cancelled", "skipped", "stale", "known"];
+/// How a delivery of outcomes ended.
+pub const DELIVERY_RESULTS: &[&str] = &["delivered", "failed", "refused", "busy"];
+/// Why outcomes were not delivered.
+pub const OUTCOME_LOSSES: &[&str] = &["outbox_full", "refused"];
 /// How a submitted row was answered.
 pub const SUBMIT_RESULTS: &[&str] =
     &["created", "duplicate", "refused", "over_backlog", "fate_unknown", "not_durable"];
@@ -96,6 +100,9 @@ pub const SCRIPTS: &[&str] = &[
     "dead.redrive",
     "dead.delete",
     "dead.digest",
+    "outcome.take",
+    "outcome.read",
+    "outcome.pass",
     "member.recall",
     "read.dead",
     "read.trace",
@@ -214,6 +221,16 @@ families! {
         "Start − due that 99 in 100 starts of the last window did not pass; 0 at pods that do not lead.";
     REDIS_MAIN_THREAD = "redis_main_thread_ratio", Kind::Gauge, Count, None,
         "Use of the main thread of the busiest Redis server; 0 at pods that do not lead.";
+    OUTCOME_DELIVERIES = "outcome_deliveries_total", Kind::Counter, Count, Some(("result", DELIVERY_RESULTS)),
+        "Deliveries of outcomes to subscriptions, each try.";
+    OUTCOMES_DELIVERED = "outcomes_delivered_total", Kind::Counter, Count, None,
+        "Outcomes that arrived at a subscription.";
+    OUTCOMES_DROPPED = "outcomes_dropped_total", Kind::Counter, Count, Some(("cause", OUTCOME_LOSSES)),
+        "Outcomes that a subscription did not get: at most so many.";
+    OUTCOMES_WAITING = "outcomes_waiting", Kind::Gauge, Count, None,
+        "Outcomes that somebody has not got yet, in the buckets whose outcomes this pod delivers.";
+    OUTCOMES_LAG = "outcomes_lag_seconds", Kind::Gauge, Seconds, None,
+        "Age of the oldest of them; 0 where there is none.";
     WANTED_PODS = "wanted_pods", Kind::Gauge, Count, None,
         "Pods that would do for the load; every pod says the same.";
     WANTED_EXECUTORS = "wanted_executors", Kind::Gauge, Count, None,
@@ -314,6 +331,11 @@ pub struct Handles {
     pub decider_backlog: Gauge,
     pub decider_lag: Gauge,
     pub redis_main_thread: Gauge,
+    pub outcome_deliveries: Labelled<Counter>,
+    pub outcomes_delivered: Counter,
+    pub outcomes_dropped: Labelled<Counter>,
+    pub outcomes_waiting: Gauge,
+    pub outcomes_lag: Gauge,
     pub wanted_pods: Gauge,
     pub wanted_executors: Gauge,
     pub buckets_held: Gauge,
@@ -370,6 +392,11 @@ impl Handles {
             decider_backlog: metrics::gauge!(DECIDER_BACKLOG),
             decider_lag: metrics::gauge!(DECIDER_LAG),
             redis_main_thread: metrics::gauge!(REDIS_MAIN_THREAD),
+            outcome_deliveries: Labelled::new(|v| counter(OUTCOME_DELIVERIES, "result", v), DELIVERY_RESULTS),
+            outcomes_delivered: metrics::counter!(OUTCOMES_DELIVERED),
+            outcomes_dropped: Labelled::new(|v| counter(OUTCOMES_DROPPED, "cause", v), OUTCOME_LOSSES),
+            outcomes_waiting: metrics::gauge!(OUTCOMES_WAITING),
+            outcomes_lag: metrics::gauge!(OUTCOMES_LAG),
             wanted_pods: metrics::gauge!(WANTED_PODS),
             wanted_executors: metrics::gauge!(WANTED_EXECUTORS),
             buckets_held: metrics::gauge!(BUCKETS_HELD),

@@ -507,6 +507,9 @@ fn numbers_are_the_same_in_both_languages() {
     same("lua/lib/place.lua", "local SPLIT = ", limits::DUE_SET_SPLIT_ROWS as i64);
     same("lua/lib/fail.lua", "local ATTEMPTS = ", limits::ATTEMPTS_KEPT_MAX as i64);
     same("lua/lib/fail.lua", "text = sub(text, 1, ", limits::ERROR_TAIL_MAX_BYTES as i64);
+    same("lua/lib/outcome.lua", "text or '', 1, ", limits::ERROR_TAIL_MAX_BYTES as i64);
+    same("lua/lib/outcome.lua", "local OUTBOX = ", limits::OUTBOX_MAX_ROWS as i64);
+    same("lua/outcome/read.lua", "if most > ", limits::OUTCOME_READ_MAX_ROWS as i64);
     same("lua/lib/event.lua", "text = sub(text, 1, ", limits::ERROR_TAIL_MAX_BYTES as i64);
     same("lua/due/claim.lua", "if losses >= ", i64::from(limits::UNCOUNTED_LOSSES_MAX));
     same("lua/intake/submit.lua", "age > ", limits::RECENT_MIN_MS);

@@ -177,7 +177,7 @@ local function lapse(id, r)
   elseif run_cancelled(r) then
     call('HDEL', run, id)
     tally_end(id, spec, r)
-    finish(id, spec, 'C', sub(grant, 1, 8))
+    finish(id, spec, 'C', sub(grant, 1, 8), 'cancelled while running')
     count('cancelled', 1)
     rares[#rares + 1] = rare(id, grant, 'C', 0, 'cancelled while running; ' .. holder .. ' did not answer')
   elseif run_phase(r) == 's' then
@@ -188,7 +188,7 @@ local function lapse(id, r)
     local losses = run_losses(r) + 1
     if losses >= 20 then
       local at = at_of(id, spec)
-      bury(id, r, spec, at, 'lost_unstarted', tries_add(id, attempt(grant, holder, 'handed out 20 times and never started')))
+      bury(id, r, spec, at, 'lost_unstarted', tries_add(id, attempt(grant, holder, 'handed out 20 times and never started')), 'handed out 20 times and never started')
       count('dead', 1)
       rares[#rares + 1] = rare(id, grant, 'D', 0, 'handed out 20 times and never started')
     else
@@ -322,7 +322,7 @@ local function expire(key, id)
     if gone then count('pending', -1) end
   end
   if gone then
-    finish(id, spec, 'X', grant == NO_GRANT and at.fence or sub(grant, 1, 8))
+    finish(id, spec, 'X', grant == NO_GRANT and at.fence or sub(grant, 1, 8), 'its total time-out passed')
     count('expired', 1)
     rares[#rares + 1] = rare(id, grant, 'X', 0, 'its total time-out passed')
   end
@@ -919,14 +919,14 @@ if n > 0 then
       safely(need_move)
       safely(need_end, id, spec)
       count('skipped', 1)
-      finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000')
+      finish(id, spec, 'K', ats[i] and sub(ats[i], 18, 25) or '00000000', 'too late to start')
       rares[#rares + 1] = rare(id, NO_GRANT, 'K', 0, 'too late: it was not to start after its latest start')
       return true
     end
   end
   local function bits(lane, b, version, ruled)
     if tallies and counted[sub(lane, 1, 3)] then b = b + 8 end
-    return string.char(48 + b + (version > 2 and 32 or 0) + (ruled and 16 or 0))
+    return string.char(48 + b + ((version - 1) % 4 >= 2 and 32 or 0) + (ruled and 16 or 0))
   end
   -- Who must wait for others of its placement key is set aside, still pending, and pays nothing.
   local gated = turns_ and turns_.ruled
@@ -956,7 +956,7 @@ if n > 0 then
         head = head .. grant .. format('%013.0f%02x', at.due, at.failures)
         records[#records + 1] = id .. grant
       else
-        local kind = flags + (version > 2 and 256 or 0) + (ruled and 512 or 0)
+        local kind = flags + (version > 2 and 256 * version or 0) + (ruled and 4096 or 0)
         local same_flags = alike[kind]
         if not same_flags then
           same_flags = {}
@@ -964,7 +964,7 @@ if n > 0 then
         end
         r = same_flags[lane]
         if not r then
-          r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 2 or 0), version, ruled) .. (own and own[sub(lane, 1, 3)] or dl) .. first_grant .. '00' .. lane .. pod
+          r = 'c-' .. bits(lane, flags % 2 + ((flags % 16 >= 8 or version > 4) and 2 or 0), version, ruled) .. (own and own[sub(lane, 1, 3)] or dl) .. first_grant .. '00' .. lane .. pod
           same_flags[lane] = r
         end
         f = f + 1

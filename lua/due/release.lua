@@ -38,7 +38,7 @@ for i, id in ipairs(ids) do
     elseif run_cancelled(r) then
       call('HDEL', run, id)
       tally_end(id, spec, r)
-      finish(id, spec, 'C', sub(grant, 1, 8))
+      finish(id, spec, 'C', sub(grant, 1, 8), 'cancelled before it started')
       cancelled = cancelled + 1
       letters[i] = 'C'
       rares[#rares + 1] = rare(id, grant, 'C', 0, 'cancelled before it started')

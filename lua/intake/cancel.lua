@@ -31,7 +31,7 @@ for i = 4, #ARGV do
   if state == 'P' then
     if not seen[id] then
       unplace(id, at.due, at.lane, specs[i])
-      finish(id, specs[i], 'C', at.fence)
+      finish(id, specs[i], 'C', at.fence, ARGV[3])
       cancelled = cancelled + 1
       rares[#rares + 1] = rare(id, NO_GRANT, 'C', 0, ARGV[3])
     end

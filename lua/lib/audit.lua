@@ -24,7 +24,7 @@ end
 local function spec_ok(s)
   local n = #s
   local version = byte(s, 1)
-  if n < spec_rest(s) - 1 or version < 1 or version > 4 or (version % 2 == 1 and byte(s, 10) > 2) or not lane_ok(sub(s, 3, 6)) or u16(s, 7) > 59999 then return false end
+  if n < spec_rest(s) - 1 or version < 1 or version > 8 or (version % 2 == 1 and byte(s, 10) > 2) or not lane_ok(sub(s, 3, 6)) or u16(s, 7) > 59999 then return false end
   local flags, at = byte(s, 2), spec_rest(s)
   if flags % 2 >= 1 then
     if at + 6 > n then return false end

@@ -75,7 +75,7 @@ local function hand_back(id, r, spec, losses)
   tally_end(id, spec, r)
 end
 -- Puts a running task among the dead letters, with its spec kept for a redrive.
-local function bury(id, r, spec, at, reason, history)
+local function bury(id, r, spec, at, reason, history, text)
   call('HSET', P .. 'at', id, at_make(at.due, at.lane, sub(run_grant(r), 1, 8), at.failures, run_losses(r), at.edits))
   call('HSET', P .. 'dead:' .. id, 'reason', reason, 'at', now13, 'attempts', history)
   call('ZADD', P .. 'dead', now, id)
@@ -90,6 +90,7 @@ local function bury(id, r, spec, at, reason, history)
   tally_bound(spec, -1)
   if placed(spec) then turns().ended(id, spec) end
   remember(id .. 'D' .. sub(run_grant(r), 1, 8))
+  if byte(spec, 1) > 4 then announce(id, spec, 'D', sub(run_grant(r), 1, 8), reason .. ': ' .. text) end
 end
 -- A counted failure. Answers 'R' with the new due time, or 'D'.
 local function fail(id, r, spec, text, reason, final, after, chance)
@@ -98,7 +99,7 @@ local function fail(id, r, spec, text, reason, final, after, chance)
   local dies
   at.failures, dies = failure_of(spec, at, final)
   if dies then
-    bury(id, r, spec, at, reason, history)
+    bury(id, r, spec, at, reason, history, text)
     return 'D', 0
   end
   local due = now + (after or wait_ms(spec, at.failures, chance))

@@ -5,7 +5,13 @@ local function need_end(id, spec)
   need('hash', 'task:' .. shelf(id))
   need_recent()
   local version, flags = byte(spec, 1, 2)
-  if version > 2 then need('hash', 'tally') end
+  if version > 2 then
+    if spec_bound(spec) then need('hash', 'tally') end
+    if version > 4 then
+      need('stream', 'outbox')
+      need('hash', 'readers')
+    end
+  end
   if flags % 4 >= 2 then turns().need() end
   if flags % 16 ~= 0 then
     local o = spec_options(spec)
@@ -108,7 +114,7 @@ local function keys_end(ends)
   end
 end
 -- Ends one task for good: spec, place record, key, timer. Place, run and counters are the caller's.
-local function finish(id, spec, letter, fence)
+local function finish(id, spec, letter, fence, text)
   call('HDEL', P .. 'task:' .. shelf(id), id)
   call('HDEL', P .. 'at', id)
   call('HDEL', P .. 'tries', id)
@@ -121,4 +127,6 @@ local function finish(id, spec, letter, fence)
   if version > 2 then tally_bound(spec, -1) end
   if flags % 4 >= 2 then turns().ended(id, spec) end
   remember(id .. letter .. fence)
+  -- Specs above version 4 are of tasks whose end somebody wants to hear of.
+  if version > 4 then announce(id, spec, letter, fence, text) end
 end

@@ -1,7 +1,7 @@
 -- queue/put: what is set for a queue, a downstream or the namespace is written, and read where it has changed.
 -- moves   none
 -- keys    1 {namespace:queues}:meta   2 {namespace:queues}:never   (the rest derives from the tag)
--- args    1 now_ms or ""  2 epoch known to the caller, or ""  3 name (q:<queue>, d:<downstream>, all), "" only reads
+-- args    1 now_ms or ""  2 epoch known to the caller, or ""  3 name (q:<queue>, d:<downstream>, s:<subscription>, all), "" only reads
 --         4 version that is to be replaced, 0 where there is none  5 record, "" removes it  6 most records
 -- gives   OK {stamp, epoch, 1 if something was written, n × (name, version 16 + record) where the epoch is another}
 --         CHANGED {stamp, version that stands}  |  FULL {stamp}

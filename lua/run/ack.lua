@@ -171,7 +171,7 @@ for i = 1, n do
         done[#done + 1] = id
       else
         local spec = specs[i]
-        if spec then finish(id, spec, final, sub(row, 17, 24)) end
+        if spec then finish(id, spec, final, sub(row, 17, 24), final == 'K' and 'too late to start' or nil) end
         done[#done + 1] = id
       end
       if final == 'K' then rares[#rares + 1] = rare(id, run_grant(r), 'K', 0, 'too late: ' .. who .. ' got it after its latest start')

@@ -109,6 +109,9 @@ pub enum Command {
     /// Follow what happens, or check what happened
     #[command(subcommand)]
     Events(EventsCommand),
+    /// Hear how tasks end: subscribe, list, show, unsubscribe, follow
+    #[command(subcommand)]
+    Outcome(super::outcome::OutcomeCommand),
     /// Tokens of the HTTP port: create, list, revoke
     #[command(subcommand)]
     Token(TokenCommand),
@@ -568,6 +571,9 @@ pub struct SubmitArgs {
     /// Web address that is called to have it done (POST), by a pod
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
+    /// Who hears of its end: a web address, or a subscription
+    #[arg(long, value_name = "URL|NAME")]
+    pub notify: Option<String>,
     /// Tasks with the same key go to the same executor, where their queue is routed by consistent_hash
     #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     pub routing_key: Option<String>,
@@ -720,6 +726,9 @@ pub struct EditArgs {
     /// Let it expire this long after it is due; 0s for never
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub expire_after: Option<String>,
+    /// Who hears of its end: a web address, or a subscription
+    #[arg(long, value_name = "URL|NAME")]
+    pub notify: Option<String>,
     /// Only while this execution of it has the grant: for handlers that edit their own task
     #[arg(long, value_name = "EXECUTION ID")]
     pub execution: Option<String>,
@@ -835,6 +844,13 @@ mod tests {
             "minutehand work --queue Q --discard --kind cpu",
             "minutehand submit --queue Q --label gpu --label zone=a --cost 200ms --routing-key K",
             "minutehand submit --queue Q --url https://example.com/hook",
+            "minutehand submit --queue Q --notify https://example.com/done",
+            "minutehand outcome subscribe mails --queue mail --url https://example.com/done",
+            "minutehand outcome subscribe one --task 0mBBZ-RGXFDo9dTn --if-version 0",
+            "minutehand outcome list",
+            "minutehand outcome show mails",
+            "minutehand outcome unsubscribe mails",
+            "minutehand outcome follow mails --once",
             "minutehand work --queue Q --http http://x/ --batch 100",
             "minutehand executor list",
             "minutehand executor drain ex-1 --output json",

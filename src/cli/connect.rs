@@ -206,6 +206,7 @@ impl From<ClientError> for CliError {
             ClientError::Store(error) => error.into(),
             ClientError::NotFound(_) => Self::not_found(error.to_string()),
             ClientError::WrongState { .. } => Self { code: "wrong_state", ..Self::failed(error.to_string()) },
+            ClientError::Conflict { .. } => Self { code: "version", ..Self::failed(error.to_string()) },
             ClientError::NotDurable { .. } => Self { code: "not_durable", ..Self::failed(error.to_string()) }
                 .hint("the task may or may not stand; to send it again is safe with --key"),
             ClientError::OverBacklog { ref queue, .. } => {

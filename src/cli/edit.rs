@@ -22,6 +22,7 @@ fn edit(args: &EditArgs) -> Result<Edit, CliError> {
         lease_ms: time("lease", &args.lease)?,
         start_within_ms: time("start_within", &args.start_within)?,
         expire_after_ms: time("expire_after", &args.expire_after)?,
+        notify: args.notify.clone(),
     })
 }
 

@@ -19,6 +19,7 @@ mod get;
 pub mod import;
 pub mod input;
 mod key;
+mod outcome;
 mod purge;
 pub mod queue;
 pub mod render;
@@ -149,6 +150,7 @@ async fn connected(command: &Command, loaded: &Loaded, output: Output) -> Result
         Command::Trace(args) => events::trace(args, loaded, output).await,
         Command::Dead(command) => dead::run(command, loaded, output).await,
         Command::Events(command) => events::run(command, loaded, output).await,
+        Command::Outcome(command) => outcome::run(command, loaded, output).await,
         Command::Quota(args) => purge::quota(args, loaded, output).await,
         Command::Purge(args) => purge::run(args, loaded, output).await,
         Command::Token(command) => token::run(command, loaded, output).await,

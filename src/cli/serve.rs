@@ -73,6 +73,7 @@ pub async fn prepare(
     };
     let listener = listen(wanted).await?;
     let http = listener.local_addr().unwrap_or(wanted);
+    let webhook = connect::webhook(settings)?;
     let record = Some(settings.pod.route_record.clone()).filter(|path| !path.as_os_str().is_empty());
     let pod = PodSettings {
         listen: http.to_string(),
@@ -99,9 +100,9 @@ pub async fn prepare(
             linger_ms: settings.decider.linger.ms(),
         },
         look_ahead_ms: settings.pod.look_ahead.ms(),
+        webhook: webhook.sender.clone(),
         ..PodSettings::default()
     };
-    let webhook = connect::webhook(settings)?;
     let pod = Pod::new(space.clone(), pod);
     let house = House::new(space, pod.id(), webhook)
         .map_err(|error| CliError::usage("webhook", error.to_string()))?;

@@ -20,6 +20,7 @@ pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
         cost_ms: args.cost.as_deref().map(cost).transpose()?,
         routing_key: args.routing_key.clone(),
         url: args.url.clone(),
+        notify: args.notify.clone(),
         ..usual.extras
     };
     Ok(NewTask {

@@ -5,7 +5,7 @@ use crate::limits;
 use crate::model::field::{FieldError, Reason};
 use crate::model::{ExecutionId, Retry, Spec, State, TaskId, UnixMs};
 use crate::store::intake::{self, EditAnswer, WishAnswer};
-use crate::store::{StoreError, read};
+use crate::store::{StoreError, queue, read};
 use bytes::Bytes;
 
 /// Times that an edit is made anew because somebody else changed the same task.
@@ -28,6 +28,8 @@ pub struct Edit {
     pub start_within_ms: Option<i64>,
     /// It expires this many ms after it is due, wherever it is then.
     pub expire_after_ms: Option<i64>,
+    /// The subscription that hears of its end: a name, or a web address.
+    pub notify: Option<String>,
 }
 
 /// What an edit did.
@@ -79,6 +81,9 @@ impl Edit {
         if let Some(ms) = self.expire_after_ms {
             new.deadline = later("expire_after", ms)?;
         }
+        if self.notify.is_some() {
+            new.extras.notify.clone_from(&self.notify);
+        }
         new.check()?;
         let named = [
             (new.payload != spec.payload, "payload"),
@@ -87,6 +92,7 @@ impl Edit {
             (new.lease_ms != spec.lease_ms, "lease"),
             (new.start_before != spec.start_before, "latest start"),
             (new.deadline != spec.deadline, "total time-out"),
+            (new.extras.notify != spec.extras.notify, "who hears of its end"),
         ];
         let changed = named.into_iter().filter(|(changed, _)| *changed).map(|(_, name)| name).collect();
         Ok((new, changed))
@@ -125,6 +131,11 @@ impl Client {
             let detail = format!("is one of another task than {id}");
             return Err(FieldError::new("execution", Reason::OutOfRange, detail).into());
         }
+        let mut edit = edit.clone();
+        if let Some(notify) = &edit.notify {
+            let table = repeat(space, || queue::refresh(space)).await?;
+            edit.notify = Some(super::outcomes::named(space, &table, notify).await?);
+        }
         for _ in 0..CLASHES_MAX {
             let Some(found) = repeat(space, || read::get(space, id)).await? else {
                 return Err(ClientError::NotFound(id));
@@ -141,7 +152,7 @@ impl Client {
                 detail: format!("task {id} cannot be read: {error}; `minutehand check` says more"),
             })?;
             let (edits, due) = found.place.map_or((0, spec.due), |place| (place.edits, place.due));
-            let (edit, sealed) = self.sealed_edit(edit, &spec).await?;
+            let (edit, sealed) = self.sealed_edit(&edit, &spec).await?;
             let (mut new, changed) = edit.apply(&spec, due)?;
             if edit.payload.is_some() {
                 new.extras.sealed = sealed;

@@ -30,6 +30,16 @@ pub struct EventTail {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventPlace(Vec<Option<String>>);
 
+impl EventPlace {
+    pub(super) fn of(places: impl Iterator<Item = Option<String>>) -> Self {
+        Self(places.collect())
+    }
+
+    pub(super) fn places(&self) -> impl Iterator<Item = Option<&str>> {
+        self.0.iter().map(Option::as_deref)
+    }
+}
+
 impl fmt::Display for EventPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let places: Vec<&str> = self.0.iter().map(|place| place.as_deref().unwrap_or("")).collect();

@@ -10,6 +10,7 @@ mod edit;
 mod executors;
 mod history;
 mod holds;
+mod outcomes;
 mod query;
 mod queues;
 mod quota;
@@ -24,6 +25,7 @@ pub use edit::{Edit, Edited};
 pub use executors::{Drained, ExecutorView, Pools};
 pub use history::{EventPlace, EventTail, Trace};
 pub use holds::{BreakerStatus, HeldQueue, Holds};
+pub use outcomes::{Behind, OutcomeBatch, OutcomeStream, SubscriptionView};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
 pub use queues::{DownstreamChange, DownstreamView, QueueChange, QueueStats, QueueView, RetriesChange};
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
@@ -96,6 +98,16 @@ pub enum ClientError {
     OverQuota {
         /// The quota.
         most: u64,
+    },
+    /// Somebody else has changed it meanwhile; nothing was changed.
+    #[error("{what} has version {stands}, not {wanted}: somebody else changed it; look again")]
+    Conflict {
+        /// What was to be changed.
+        what: String,
+        /// The version that was to be replaced.
+        wanted: u64,
+        /// The one that stands; 0 where there is none.
+        stands: u64,
     },
     /// A submit was repeated too late to tell whether its first sending arrived.
     #[error(

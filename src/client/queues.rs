@@ -7,7 +7,7 @@ use crate::model::queue::{DownstreamSettings, Forced, Lease, LimitOwner, LimitSe
 use crate::model::runs::RunFigures;
 use crate::model::{DownstreamName, FieldError, QueueName, QueueSettings, QueueTable, UnixMs};
 use crate::store::queue::{self, PutAnswer};
-use crate::store::{StoreError, member};
+use crate::store::{Space, StoreError, member};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -304,15 +304,20 @@ impl Client {
 
     /// Waits a while for all live pods to follow what is set for queues; answers those that do not.
     pub(super) async fn behind(&self, epoch: u64) -> Result<Vec<String>, ClientError> {
-        let (space, start) = (self.space(), crate::clock::mono());
-        loop {
-            let pods = repeat(space, || member::pods(space)).await?;
-            let behind = pods.iter().filter(|pod| pod.queues_epoch < epoch);
-            let behind: Vec<String> = behind.map(|pod| pod.id.clone()).collect();
-            if behind.is_empty() || start.elapsed() >= FOLLOW_MAX {
-                return Ok(behind);
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        Ok(behind(self.space(), epoch).await?)
+    }
+}
+
+/// Waits a while for all live pods to follow what is set for queues; answers those that do not.
+pub(super) async fn behind(space: &Space, epoch: u64) -> Result<Vec<String>, StoreError> {
+    let start = crate::clock::mono();
+    loop {
+        let pods = repeat(space, || member::pods(space)).await?;
+        let behind = pods.iter().filter(|pod| pod.queues_epoch < epoch);
+        let behind: Vec<String> = behind.map(|pod| pod.id.clone()).collect();
+        if behind.is_empty() || start.elapsed() >= FOLLOW_MAX {
+            return Ok(behind);
         }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -251,6 +251,21 @@ pub(super) async fn submit_batch(
                 }
             }
         }
+        if let Some(text) = task.extras.notify.take().filter(|text| !text.is_empty()) {
+            match super::outcomes::named(space, &queues, &text).await {
+                Ok(name) => task.extras.notify = Some(name),
+                Err(ClientError::Field(error)) => {
+                    answers[at] = Some(Err(error.into()));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+        } else if !queues.subscriptions.is_empty() {
+            let key = task.key.as_ref().map(|key| &key.bytes[..]);
+            let plan = task.plan.as_ref().map(PlanName::as_str);
+            let announced = queues.announces(task.queue.as_str(), plan, key);
+            task.extras.notify = announced.then(String::new);
+        }
         let group = match &last {
             Some((group, code)) if group.queue == task.queue && group.labels == task.labels => *code,
             _ => {

@@ -59,6 +59,8 @@ pub async fn spread(client: &Client, task: Task, context: &Context) -> HandlerRe
             timeout_ms: task.timeout_ms,
             lease_ms: task.lease_ms,
             extras: Extras {
+                // Who waits for the task waits for it as a whole.
+                notify: None,
                 part: Some(Part {
                     of: task.id.to_string(),
                     to: executor.clone(),

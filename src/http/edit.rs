@@ -48,6 +48,10 @@ pub(super) struct EditBody {
     #[serde(default)]
     #[schema(minimum = 0)]
     expire_after_ms: Option<i64>,
+    /// The subscription that hears of its end: a name, or a web address.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 2_048)]
+    notify: Option<String>,
     /// Only while this attempt is the current one: for a worker that edits its own task.
     #[serde(default)]
     execution_id: Option<String>,
@@ -106,6 +110,7 @@ pub(super) async fn edit(
         lease_ms: body.lease_ms,
         start_within_ms: body.start_within_ms,
         expire_after_ms: body.expire_after_ms,
+        notify: body.notify,
     };
     if edit == Edit::default() {
         return Err(Problem::field("body", Reason::Missing, "it names nothing that shall change"));

@@ -164,6 +164,7 @@ impl From<ClientError> for Problem {
             ClientError::Store(error) => error.into(),
             ClientError::NotFound(_) => Self::not_found(message),
             ClientError::WrongState { .. } => Self::new(StatusCode::CONFLICT, "wrong_state", message),
+            ClientError::Conflict { .. } => Self::new(StatusCode::CONFLICT, "version", message),
             ClientError::NotDurable { .. } => Self::unavailable("not_durable", message),
             ClientError::OverBacklog { .. } => Self::too_many("over_backlog", message),
             ClientError::OverQuota { .. } => Self::too_many("over_quota", message).after(10),

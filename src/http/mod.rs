@@ -24,6 +24,7 @@ mod queues;
 mod quota;
 mod serve;
 mod status;
+mod subscriptions;
 mod tasks;
 mod tls;
 mod tokens;
@@ -159,9 +160,17 @@ fn routes(api: &Api) -> (Router<Api>, OpenApi) {
         .routes(routes!(tasks::submit))
         .routes(routes!(tasks::cancel))
         .routes(routes!(edit::edit))
+        .routes(routes!(subscriptions::put))
+        .routes(routes!(subscriptions::remove))
+        .routes(routes!(subscriptions::confirm))
         .routes(routes!(tasks::reschedule))
         .routes(routes!(tasks::reprioritize));
-    let look_up = OpenApiRouter::new().routes(routes!(tasks::get)).routes(routes!(tasks::trace));
+    let look_up = OpenApiRouter::new()
+        .routes(routes!(tasks::get))
+        .routes(routes!(tasks::trace))
+        .routes(routes!(subscriptions::list))
+        .routes(routes!(subscriptions::show));
+    let hear = OpenApiRouter::new().routes(routes!(subscriptions::follow));
     let read = OpenApiRouter::new()
         .routes(routes!(freeze::show))
         .routes(routes!(queues::list))
@@ -206,6 +215,7 @@ fn routes(api: &Api) -> (Router<Api>, OpenApi) {
         .merge(group(&[Role::Work], quick(work)))
         .merge(group(&[Role::Work], wait))
         .merge(group(&[Role::Read, Role::Submit], quick(look_up)))
+        .merge(group(&[Role::Read, Role::Submit], hear))
         .merge(group(&[Role::Read], quick(read)))
         .merge(group(&[Role::Read], follow))
         .merge(group(&[Role::Operate], quick(operate)))

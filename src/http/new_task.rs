@@ -104,6 +104,10 @@ pub(super) struct TaskBody {
     #[serde(default)]
     #[schema(min_length = 1, max_length = 16)]
     sealed: Option<String>,
+    /// Who hears of its end: a web address, or the name of a subscription.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 2_048)]
+    notify: Option<String>,
     /// W3C trace context; the header traceparent does the same.
     #[serde(default)]
     pub traceparent: Option<String>,
@@ -196,6 +200,7 @@ impl TaskBody {
             check_name("sealed", name, NAME_MAX_BYTES)?;
         }
         task.extras.sealed = self.sealed;
+        task.extras.notify = self.notify;
         task.extras.traceparent = self.traceparent;
         if let Some(payload) = payload(self.payload, self.payload_base64.as_deref())? {
             task.payload = payload;

@@ -4,7 +4,7 @@
 //!
 //! | at | bytes | content |
 //! | --- | --- | --- |
-//! | 0 | 1 | version: 1, or 2 where the retry policy is the usual one and bytes 8 to 20 are left out; 2 more where the task counts against a bound of its queue |
+//! | 0 | 1 | version: 1, or 2 where the retry policy is the usual one and bytes 8 to 20 are left out; 2 more where the task counts against a bound of its queue; 4 more where somebody wants to hear of its end |
 //! | 1 | 1 | flags: which options follow |
 //! | 2 | 4 | lane code |
 //! | 6 | 2 | due, as ms within the home minute that the id names |
@@ -47,6 +47,8 @@ pub const VERSION: u8 = 1;
 pub const VERSION_SHORT: u8 = 2;
 /// Added to the version of a task that counts against its queue's bound for tasks that have not ended.
 pub const BOUND: u8 = 2;
+/// What is added to the version of a spec whose task's end somebody wants to hear of.
+pub const ANNOUNCED: u8 = 4;
 /// Number of hashes over which a bucket's idempotency keys are spread.
 pub const KEY_SHARDS: u8 = 16;
 
@@ -97,6 +99,9 @@ pub struct Extras {
     /// Web address that is called to have it done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
+    /// The subscription that hears of its end, or an empty text where others do. See [`super::subscription`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notify: Option<String>,
     /// Which part of a broadcast it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
@@ -254,7 +259,9 @@ impl Spec {
         let extras = if self.extras.is_empty() { None } else { rmp_serde::to_vec_named(&self.extras).ok() };
         let flag = |on: bool, bit: u8| if on { bit } else { 0 };
         let usual = self.retry == Retry::default();
-        out.put_u8(if usual { VERSION_SHORT } else { VERSION } + if self.bound { BOUND } else { 0 });
+        let announced = if self.extras.notify.is_some() { ANNOUNCED } else { 0 };
+        let bound = if self.bound { BOUND } else { 0 };
+        out.put_u8(if usual { VERSION_SHORT } else { VERSION } + bound + announced);
         out.put_u8(
             flag(scoped.is_some(), KEYED)
                 | flag(self.placement.is_some(), PLACED)
@@ -336,7 +343,7 @@ impl Spec {
     pub fn decode(bytes: &Bytes, home: UnixMs) -> Result<Self, BadSpec> {
         let mut at = Reader { bytes, at: 0 };
         let version = at.u8()?;
-        if !(VERSION..=VERSION_SHORT + BOUND).contains(&version) {
+        if !(VERSION..=VERSION_SHORT + BOUND + ANNOUNCED).contains(&version) {
             return Err(BadSpec("unknown version"));
         }
         let flags = at.u8()?;
@@ -393,7 +400,7 @@ impl Spec {
             start_before,
             lease_ms,
             timeout_ms,
-            bound: version > VERSION_SHORT,
+            bound: (version - 1) & BOUND != 0,
             extras,
             payload,
         })
@@ -492,6 +499,9 @@ pub(crate) mod tests {
         ]
         .concat();
         assert_eq!(&bytes[..], &expected[..]);
+        let extras = Extras { notify: Some(String::new()), ..Extras::default() };
+        let told = Spec { extras, ..plain(b"hi") }.encode();
+        assert_eq!(&told[..2], &[6, 0x80]);
     }
 
     proptest! {
@@ -507,6 +517,7 @@ pub(crate) mod tests {
             timeout_ms in proptest::option::of(1u32..u32::MAX),
             cost_ms in proptest::option::of(any::<u32>()),
             retries in 1u8..4,
+            notify in proptest::option::of("[a-z]{0,8}"),
             bound in any::<bool>(),
         ) {
             let spec = Spec {
@@ -519,7 +530,7 @@ pub(crate) mod tests {
                 lease_ms,
                 timeout_ms,
                 bound,
-                extras: Extras { cost_ms, ..Extras::default() },
+                extras: Extras { cost_ms, notify, ..Extras::default() },
                 payload: payload.into(),
                 ..plain(b"")
             };

@@ -15,6 +15,7 @@ mod fitness;
 pub mod look;
 pub mod membership;
 mod meter;
+mod outcomes;
 mod ownership;
 pub mod pace;
 pub mod ready;
@@ -28,6 +29,7 @@ use crate::model::Priority;
 use crate::model::complaints::Complaints;
 use crate::model::route::Policy;
 use crate::store::{Space, StoreError, member};
+use crate::webhook::SenderSettings;
 use allotments::Limits;
 use decider::DeciderSettings;
 pub use digest::DigestSettings;
@@ -79,6 +81,8 @@ pub struct PodSettings {
     pub ageing_ms: i64,
     /// Decides on the number of buckets.
     pub decider: DeciderSettings,
+    /// How outcomes are sent to who subscribed to them.
+    pub webhook: SenderSettings,
 }
 
 impl Default for PodSettings {
@@ -99,6 +103,7 @@ impl Default for PodSettings {
             route_record: None,
             ageing_ms: 0,
             decider: DeciderSettings::default(),
+            webhook: SenderSettings::default(),
         }
     }
 }
@@ -218,6 +223,7 @@ impl Pod {
         loops.spawn(dispatch::run(Arc::clone(&shared), dispatching.clone()));
         loops.spawn(allotments::run(Arc::clone(&shared), dispatching.clone()));
         loops.spawn(digest::run(Arc::clone(&shared), members.clone()));
+        loops.spawn(outcomes::run(Arc::clone(&shared), stop.clone()));
         let owning = tokio::spawn(ownership::run(Arc::clone(&shared), stop.clone()));
         // The claim loops end first; what they claimed is then delivered or handed back.
         let _ = owning.await;

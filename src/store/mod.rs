@@ -30,6 +30,7 @@ pub mod due;
 pub mod events;
 pub mod intake;
 pub mod member;
+pub mod outcome;
 pub mod purge;
 pub mod queue;
 pub mod read;

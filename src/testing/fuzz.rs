@@ -82,7 +82,7 @@ fn a_spec() -> Spec {
         lease_ms: Some(45_000),
         timeout_ms: Some(2_000),
         bound: true,
-        extras: spec::Extras { cost_ms: Some(3), ..spec::Extras::default() },
+        extras: spec::Extras { cost_ms: Some(3), notify: Some("s".into()), ..spec::Extras::default() },
         payload: Bytes::from_static(b"\x00payload\xff"),
     }
 }

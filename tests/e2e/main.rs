@@ -9,6 +9,7 @@ mod failure;
 mod fleet;
 mod import;
 mod input;
+mod outcome;
 mod redis;
 mod trouble;
 

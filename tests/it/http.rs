@@ -1,5 +1,6 @@
 //! The HTTP port, asked by a real client over a real socket.
 
+mod outcomes;
 mod steer;
 
 use minutehand::client::{Client, NewTask, NewToken};

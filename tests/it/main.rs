@@ -31,6 +31,7 @@ mod leap;
 mod limits;
 mod model;
 mod namespaces;
+mod outcome;
 mod pair;
 mod placement;
 mod pod;

@@ -105,6 +105,37 @@ class TaskView:
     """Everything the server said."""
 
 
+@dataclass(frozen=True)
+class Subscription:
+    """Of which tasks somebody wants to hear how they end, and where it goes."""
+
+    name: str
+    version: int
+    queue: Optional[str]
+    plan: Optional[str]
+    key: Optional[str]
+    task: Optional[str]
+    url: Optional[str]
+    """Where outcomes are sent; without one they are fetched by `Client.outcomes`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a task ended."""
+
+    delivery: str
+    """Names this end of the task, however often it comes."""
+    task: str
+    state: str
+    """succeeded, dead, cancelled, expired or skipped."""
+    at: str
+    queue: str
+    key: Optional[str]
+    plan: Optional[str]
+    attempt: int
+    reason: str
+
+
 class Client:
     """A connection to a pod's HTTP port. May be used by several threads."""
 
@@ -200,6 +231,88 @@ class Client:
         body = {"in_ms": in_ms} if at is None else {"at": at}
         return str(self.call("POST", f"/v1/tasks/{urllib.parse.quote(id, safe='')}/reschedule", body)["due"])
 
+    def edit(self, id: str, payload: Union[bytes, str, None] = None, **options: Any) -> bool:
+        """Changes a task that is pending, running or dead; answers whether that changed something.
+
+        Options as the API names them: retries, backoff, timeout_ms, lease_ms, notify … What is not named stays.
+        """
+        body = dict(options)
+        if payload is not None:
+            data = payload.encode() if isinstance(payload, str) else payload
+            body["payload_base64"] = base64.b64encode(data).decode()
+        return bool(self.call("PATCH", f"/v1/tasks/{urllib.parse.quote(id, safe='')}", body)["changed"])
+
+    def subscribe(
+        self,
+        name: str,
+        *,
+        queue: Optional[str] = None,
+        plan: Optional[str] = None,
+        key: Optional[str] = None,
+        task: Optional[str] = None,
+        url: Optional[str] = None,
+        version: Optional[int] = None,
+    ) -> Subscription:
+        """Hears of the ends of tasks that are submitted from now on, or of one that stands already.
+
+        With a version only where that one stands; 0 where there is none yet.
+        """
+        named = {"queue": queue, "plan": plan, "key": key, "task": task, "url": url, "version": version}
+        body = {field: value for field, value in named.items() if value is not None}
+        # Sent again it would find another version.
+        return _subscription(self.call("PUT", _named(name), body, repeat=version is None))
+
+    def subscriptions(self) -> List[Subscription]:
+        """All subscriptions, by name."""
+        return [_subscription(said) for said in self.call("GET", "/v1/subscriptions")["subscriptions"]]
+
+    def unsubscribe(self, name: str) -> bool:
+        """Takes a subscription away; answers whether there was one."""
+        try:
+            self.call("DELETE", _named(name), repeat=False)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def outcomes(self, name: str, *, once: bool = False) -> Iterator[Outcome]:
+        """Fetches the outcomes of a subscription without an address, for ever; with `once` those there are now.
+
+        Each comes at least once: those of a batch are confirmed when the next one is asked for, and what was not
+        confirmed comes again another time. Raises `ConnectionError` where the stream breaks off: begin anew.
+        """
+        stream = Client(f"{self._scheme}://{self._host}:{self._port}{self._base}", self._token, 30.0, self._context)
+        try:
+            connection = stream._connection(30.0)
+            headers = {"Accept": "text/event-stream"}
+            if self._token:
+                headers["Authorization"] = f"Bearer {self._token}"
+            connection.request("GET", f"{self._base}{_named(name)}/outcomes{'?once=true' if once else ''}", headers=headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise _error(response, response.read())
+            batch: List[Outcome] = []
+            while True:
+                line = response.readline()
+                if not line:
+                    break
+                kind, _, text = line.decode().rstrip("\n").partition(": ")
+                if kind == "data":
+                    said = json.loads(text)
+                    if "delivery" in said:
+                        batch.append(_outcome(said))
+                elif kind == "id":
+                    yield from batch
+                    batch = []
+                    self.call("POST", f"{_named(name)}/confirm", {"place": text})
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionError(f"the stream broke off: {error}") from error
+        finally:
+            stream.close()
+        if not once:
+            raise ConnectionError("the stream broke off")
+
     def call(
         self,
         method: str,
@@ -279,6 +392,29 @@ class Client:
             time.sleep(pause)
             pause *= 2
         raise AssertionError("unreachable")
+
+
+def _named(name: str) -> str:
+    return f"/v1/subscriptions/{urllib.parse.quote(name, safe='')}"
+
+
+def _subscription(said: Dict[str, Any]) -> Subscription:
+    named = (said.get(field) for field in ("queue", "plan", "key", "task", "url"))
+    return Subscription(said["name"], said["version"], *named)
+
+
+def _outcome(said: Dict[str, Any]) -> Outcome:
+    return Outcome(
+        said["delivery"],
+        said["task"],
+        said["state"],
+        said["at"],
+        said["queue"],
+        said.get("key"),
+        said.get("plan"),
+        said["attempt"],
+        said["reason"],
+    )
 
 
 def _error(response: http.client.HTTPResponse, text: bytes) -> ApiError:

@@ -57,11 +57,28 @@ class Task:
     raw: Dict[str, Any] = field(repr=False)
     cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
     """Set when the handler shall stop: somebody cancelled the task, or its lease was lost."""
+    _tell: Optional[Callable[[str, float, str], bool]] = field(default=None, repr=False)
+    _told: float = field(default=0.0, repr=False)
     _taken: float = field(default_factory=time.monotonic, repr=False)
     _renewed: float = field(default_factory=time.monotonic, repr=False)
 
+    def progress(self, part: float, text: str = "") -> None:
+        """Says how far the handler is, 0 to 1, for those who look at the task; at most once a second, but for the end.
+
+        Failing to is no failure of the task. Where the attempt counts no longer, `cancelled` is set.
+        """
+        part = min(max(part, 0.0), 1.0)
+        now = time.monotonic()
+        if self._tell is None or (part < 1.0 and now - self._told < 1.0):
+            return
+        self._told = now
+        if not self._tell(self.execution_id, part, text):
+            self.cancelled.set()
+
 
 Handler = Callable[[Task], None]
+
+
 
 
 @dataclass
@@ -176,6 +193,7 @@ class Worker:
                 continue
             for said in answer["tasks"]:
                 task = _task(said)
+                task._tell = self._progress
                 with self._lock:
                     self._running[task.execution_id] = task
                 self._jobs.put(task)
@@ -251,6 +269,14 @@ class Worker:
             with self._lock:
                 self.report.stale += stale
             return
+
+    def _progress(self, execution_id: str, part: float, text: str) -> bool:
+        row = {"execution_id": execution_id, "part": part, "text": text}
+        try:
+            answer = self._client.call("POST", "/v1/progress", {"worker": self.id, "executions": [row]}, repeat=False)
+        except (ApiError, ConnectionError):
+            return True
+        return bool(answer["executions"][0]["state"] != "stale")
 
     def _renew_all(self, done: threading.Event) -> None:
         while not done.wait(_RENEW_EVERY):

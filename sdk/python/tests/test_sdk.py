@@ -108,6 +108,52 @@ class Sdk(unittest.TestCase):
         worker.stop()
         running.join(30)
 
+    def test_progress_is_shown_and_a_running_task_is_edited(self) -> None:
+        seen = {}
+        told = threading.Event()
+
+        def handle(task: Task) -> None:
+            task.progress(0.25, "a quarter")
+            told.set()
+            until("somebody to look", lambda: seen.get("progress"))
+            task.progress(1.0)
+
+        worker = Worker(self.client, {self.queue: handle}, slots=1)
+        running = threading.Thread(target=worker.run)
+        running.start()
+        id = self.client.submit(self.queue, "old").id
+        self.assertTrue(told.wait(20))
+        self.assertTrue(self.client.edit(id, "new", retries=9))
+        self.assertFalse(self.client.edit(id, "new"))
+        shown = self.client.get(id)
+        self.assertEqual((shown.payload, shown.raw["retries"]), (b"new", 9))
+        self.assertEqual(shown.raw["progress"], {"part": 0.25, "text": "a quarter"})
+        seen["progress"] = True
+        until("the end", lambda: self.client.get(id).state == "succeeded")
+        worker.stop()
+        running.join(30)
+
+    def test_outcomes_are_fetched_and_confirmed(self) -> None:
+        name = self.queue
+        self.assertEqual(list(s for s in self.client.subscriptions() if s.name == name), [])
+        made = self.client.subscribe(name, queue=self.queue, version=0)
+        self.assertEqual((made.name, made.queue, made.url), (name, self.queue, None))
+        with self.assertRaises(ApiError) as refused:
+            self.client.subscribe(name, queue="other", version=0)
+        self.assertEqual((refused.exception.status, refused.exception.code), (409, "version"))
+        ids = [self.client.submit(self.queue, in_ms=3_600_000, key=f"{name}-{n}").id for n in range(3)]
+        for id in ids:
+            self.client.cancel(id, "no more")
+        fetched = list(self.client.outcomes(name, once=True))
+        self.assertEqual(sorted(outcome.task for outcome in fetched), sorted(ids))
+        self.assertEqual({(o.state, o.queue, o.reason) for o in fetched}, {("cancelled", self.queue, "no more")})
+        self.assertEqual(len({outcome.delivery for outcome in fetched}), 3)
+        self.assertEqual(list(self.client.outcomes(name, once=True)), [])
+        self.assertTrue(self.client.unsubscribe(name))
+        self.assertFalse(self.client.unsubscribe(name))
+        with self.assertRaises(ApiError):
+            next(self.client.outcomes(name))
+
 
 if __name__ == "__main__":
     unittest.main()

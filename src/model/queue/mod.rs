@@ -19,7 +19,7 @@ pub use delivery::{DownstreamName, Lease, Routing, Weights};
 pub use downstream::{DownstreamSettings, LimitOwner, Switches};
 pub use limits::{BreakerSettings, Forced, LimitSettings, Rate, retry_window};
 pub use maintenance::Maintenance;
-pub use owner::Owner;
+pub use owner::{Owner, check_address};
 pub use pause::Pause;
 pub use placement::{Collapse, PlacementSettings, placement_rate};
 pub use table::{Hold, QueueTable};
@@ -141,7 +141,7 @@ impl QueueSettings {
 }
 
 /// A record as text, within its bound.
-fn encode<T: Serialize>(record: &T) -> Result<String, FieldError> {
+pub(in crate::model) fn encode<T: Serialize>(record: &T) -> Result<String, FieldError> {
     let text = serde_json::to_string(record)
         .map_err(|error| FieldError::new("settings", Reason::InvalidType, error.to_string()))?;
     if text.len() > bounds::QUEUE_RECORD_MAX_BYTES {

@@ -15,17 +15,21 @@ pub struct Owner {
 impl Owner {
     /// Checks the address.
     pub fn check(&self) -> Result<(), FieldError> {
-        let url = &self.webhook;
-        if url.len() > limits::URL_MAX_BYTES {
-            let detail = format!("has {} bytes; at most {} are allowed", url.len(), limits::URL_MAX_BYTES);
-            return Err(FieldError::new("owner", Reason::TooLong, detail));
-        }
-        let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
-        let host = host.and_then(|rest| rest.split(['/', '?', '#']).next());
-        if host.is_none_or(str::is_empty) || url.chars().any(|c| c.is_whitespace() || c.is_control()) {
-            let detail = format!("{} is no address; write https://host/path", shown(url));
-            return Err(FieldError::new("owner", Reason::InvalidType, detail));
-        }
-        Ok(())
+        check_address("owner", &self.webhook)
     }
+}
+
+/// Checks what can be seen in the address of a web call, wherever it may lead.
+pub fn check_address(field: &'static str, url: &str) -> Result<(), FieldError> {
+    if url.len() > limits::URL_MAX_BYTES {
+        let detail = format!("has {} bytes; at most {} are allowed", url.len(), limits::URL_MAX_BYTES);
+        return Err(FieldError::new(field, Reason::TooLong, detail));
+    }
+    let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
+    let host = host.and_then(|rest| rest.split(['/', '?', '#']).next());
+    if host.is_none_or(str::is_empty) || url.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        let detail = format!("{} is no address; write https://host/path", shown(url));
+        return Err(FieldError::new(field, Reason::InvalidType, detail));
+    }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use super::super::lane::QueueName;
 use super::super::slice::UnixMs;
 use super::{DownstreamName, DownstreamSettings, LimitOwner, LimitSettings, Pause, QueueSettings, Switches};
+use crate::model::subscription::{Subscription, SubscriptionName};
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
@@ -17,6 +18,8 @@ pub struct QueueTable {
     pub downstreams: BTreeMap<DownstreamName, Arc<DownstreamSettings>>,
     /// What is set for all.
     pub switches: Switches,
+    /// Who wants to hear of ends of tasks.
+    pub subscriptions: BTreeMap<SubscriptionName, Arc<Subscription>>,
 }
 
 /// What holds a whole queue.
@@ -36,6 +39,11 @@ impl QueueTable {
     pub fn of(&self, queue: &QueueName) -> &QueueSettings {
         static NOTHING: LazyLock<QueueSettings> = LazyLock::new(QueueSettings::default);
         self.queues.get(queue).map_or(&*NOTHING, |settings| settings)
+    }
+
+    /// Whether somebody wants to hear of the end of a task of this kind.
+    pub fn announces(&self, queue: &str, plan: Option<&str>, key: Option<&[u8]>) -> bool {
+        self.subscriptions.values().any(|wish| wish.wants_new(queue, plan, key))
     }
 
     /// What is set for a downstream; nothing where nothing is.

@@ -1,13 +1,15 @@
 //! What is set for queues: `lua/queue/put.lua`.
 
+use super::super::StoreError;
 use super::super::script;
 use super::super::space::Space;
-use super::super::{StoreError, Subscription};
 use crate::clock;
 use crate::keys::Guard;
 use crate::limits;
 use crate::model::queue::{DownstreamSettings, Switches};
-use crate::model::{DownstreamName, FieldError, QueueName, QueueSettings, QueueTable};
+use crate::model::{
+    DownstreamName, FieldError, QueueName, QueueSettings, QueueTable, Subscription, SubscriptionName,
+};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -47,7 +49,7 @@ fn guard(space: &Space) -> Guard {
     Guard::room(space.namespace(), "queues")
 }
 
-/// Writes one record (`q:<queue>`, `d:<downstream>`, `all`) in place of the version that is named (0: there is none);
+/// Writes one record (`q:<queue>`, `d:<downstream>`, `s:<subscription>`, `all`) in place of the version that is named (0: there is none);
 /// an empty text removes it.
 pub async fn put(space: &Space, name: &str, version: u64, record: &str) -> Result<PutAnswer, StoreError> {
     let mut args = space.args(5, 128 + record.len());
@@ -169,6 +171,9 @@ fn take(table: &mut QueueTable, name: &str, text: &str) -> Result<(), FieldError
     } else if let Some(name) = name.strip_prefix("d:") {
         let settings = DownstreamSettings::decode(text)?;
         table.downstreams.insert(DownstreamName::new(name)?, Arc::new(settings));
+    } else if let Some(name) = name.strip_prefix("s:") {
+        let wish = Arc::new(Subscription::decode(text)?);
+        table.subscriptions.insert(SubscriptionName::new(name)?, wish);
     } else if name == ALL {
         table.switches = Switches::decode(text)?;
     }
@@ -176,6 +181,6 @@ fn take(table: &mut QueueTable, name: &str, text: &str) -> Result<(), FieldError
 }
 
 /// Wakes when something is set.
-pub fn settings_news(space: &Space) -> Subscription {
+pub fn settings_news(space: &Space) -> super::super::Subscription {
     space.store().subscribe(guard(space).key("new"))
 }
