@@ -139,6 +139,7 @@ impl Loop {
         }
         let (mut asked, draw) = shared.limits.draw(self.bucket.number(), hold.any);
         asked.closed.append(&mut hold.closed);
+        asked.placed = view.placed.clone();
         self.claim.limits = asked;
         self.claim.again();
         let start = clock::mono();
