@@ -65,7 +65,8 @@ async fn pods_whose_clocks_are_off_hand_out_each_task_once_and_none_early() {
         let name = format!("pod-{n}");
         let pod = program.start(&name, &["serve", "--listen", "127.0.0.1:0"]);
         pod.until_said("listening on http://", NEVER);
-        (clocks.push(clock), pods.push(pod));
+        clocks.push(clock);
+        pods.push(pod);
     }
     let executors = [town.executor("ex-1", &["--discard"]), town.executor("ex-2", &["--discard"])];
     town.until_members(4, 2).await;
