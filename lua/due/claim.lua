@@ -16,7 +16,7 @@
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
 -- bound   rows <= limit, and 500 where there are rules of placement keys; ripens <= 2,000 ids; looks into <= 80 due sets, 64 lanes a priority; reaps <= 250;
---         looks through <= 2,000 ripe specs for frozen plans, brings back <= 500 tasks of thawed ones; looks after <= 64
+--         looks through <= 2,000 ripe specs for frozen plans, brings back <= 500 tasks of thawed ones; looks after <= 128
 --         placement keys, brings back <= 16 tasks of each
 -- events  claimed, set aside, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom

@@ -12,7 +12,7 @@ local function turns()
   local t = { came = 0 }
   turns_ = t
   -- How often what waits is looked after without a signal, keys looked after in a visit, tasks that come back for one.
-  local SWEEP, LOOKS, BACK, WIDTH = 10000, 64, 16, 29
+  local SWEEP, LOOKS, BACK, WIDTH = 10000, 128, 16, 29
   local kept, looks, flight, spent, turn = P .. 'kept', P .. 'looks', P .. 'flight', P .. 'spent', P .. 'turns'
   local text, known = '', {}
   -- Rules, sorted, 29 characters each: queue with labels 3, 1 if in order, 1 if only the newest, running 2, and twice

@@ -229,3 +229,51 @@ async fn a_queue_that_is_full_says_so() {
     cli.json("queue set full --backlog default");
     assert_eq!(cli.run("submit --queue full --in 1h").0, 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn placement_keys_are_given_ruled_and_shown() {
+    let (_bed, cli) = cli().await;
+    let set = cli.json("queue set push --placement-running 2 --placement-rate 3/h --placement-day 5 --placement-collapse keep");
+    let own = serde_json::json!({
+        "running": 2, "rate": { "count": 3, "per_ms": 3_600_000 }, "per_day": 5, "collapse": "keep",
+    });
+    assert_eq!(set["settings"]["placement"], own);
+    let first = cli.json("submit --queue push --in 1h --placement u-17");
+    let second = cli.json("submit --queue push --in 1h --placement u-17");
+    assert_eq!((&second["id"], &second["created"]), (&first["id"], &Value::Bool(false)));
+    assert_eq!(cli.json(&format!("get {}", first["id"].as_str().unwrap()))["placement"], "u-17");
+    let rows = b"{\"at\":\"2030-01-01T00:00:00Z\",\"to\":\"u-17\"}\n{\"at\":\"2030-01-01T00:00:00Z\",\"to\":\"u-18\"}\n{\"at\":\"2030-01-01T00:00:00Z\"}\n";
+    let (code, out, err) = cli.run_with("import - --queue push --due at --placement to --output json", rows);
+    let report: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (code, &report["created"], &report["duplicates"]),
+        (0, &Value::from(2), &Value::from(1)),
+        "{out} {err}"
+    );
+    for (option, value) in [
+        ("running", "0"),
+        ("running", "65"),
+        ("running", "x"),
+        ("rate", "3"),
+        ("rate", "101/h"),
+        ("rate", "1/2d"),
+        ("day", "-1"),
+        ("order", "off"),
+        ("collapse", "merge"),
+    ] {
+        let (code, _, err) = cli.run(&format!("queue set push --placement-{option} {value}"));
+        assert_eq!(
+            (code, err.contains(&format!("placement_{option}: "))),
+            (2, true),
+            "{option} {value}: {err}"
+        );
+    }
+    let (code, _, err) = cli.run("queue set push --placement-order on");
+    assert_eq!((code, err.contains("placement_running: ")), (2, true), "{err}");
+    let set =
+        cli.json("queue set push --placement-order on --placement-running default --placement-rate default");
+    assert_eq!(set["settings"]["placement"]["ordered"], true);
+    let long = "k".repeat(513);
+    let (code, _, err) = cli.run(&format!("submit --queue push --placement {long}"));
+    assert_eq!((code, err.contains("placement: has 513 bytes")), (2, true), "{err}");
+}
