@@ -4,12 +4,14 @@ local function key_hour(o) return format('%.0f', floor((now + o.window) / 360000
 local function need_end(id, spec)
   need('hash', 'task:' .. shelf(id))
   need_recent()
-  if byte(spec, 1) > 4 then
+  local version, flags = byte(spec, 1, 2)
+  if version > 2 then need('hash', 'tally') end
+  if version > 4 then
     need('stream', 'outbox')
     need('hash', 'readers')
   end
-  if spec_bound(spec) then need('hash', 'tally') end
-  if byte(spec, 2) % 16 ~= 0 then
+  if flags % 4 >= 2 then turns().need() end
+  if flags % 16 ~= 0 then
     local o = spec_options(spec)
     if o.key then
       need('hash', 'keys:' .. o.shard)
@@ -114,13 +116,15 @@ local function finish(id, spec, letter, fence, text)
   call('HDEL', P .. 'task:' .. shelf(id), id)
   call('HDEL', P .. 'at', id)
   call('HDEL', P .. 'tries', id)
-  if byte(spec, 2) % 16 ~= 0 then
+  local version, flags = byte(spec, 1, 2)
+  if flags % 16 ~= 0 then
     local o = spec_options(spec)
     if o.key then key_end(id, o) end
     if o.deadline then call('ZREM', P .. 'timer:' .. format('%.0f', floor(o.deadline / 60000)), id) end
   end
-  tally_bound(spec, -1)
+  if version > 2 then tally_bound(spec, -1) end
+  if flags % 4 >= 2 then turns().ended(id, spec) end
   remember(id .. letter .. fence)
   -- Specs above version 4 are of tasks whose end somebody wants to hear of.
-  if byte(spec, 1) > 4 then announce(id, spec, letter, fence, text) end
+  if version > 4 then announce(id, spec, letter, fence, text) end
 end

@@ -31,6 +31,7 @@ mod model;
 mod namespaces;
 mod outcome;
 mod pair;
+mod placement;
 mod pod;
 mod priority;
 mod python;
