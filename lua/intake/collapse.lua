@@ -62,7 +62,7 @@ local function make(row)
   end
   if old_spec then
     unplace(old, at.due, at.lane, old_spec)
-    finish(old, old_spec, 'C', at.fence)
+    finish(old, old_spec, 'C', at.fence, 'replaced by ' .. id)
     rares[#rares + 1] = rare(old, NO_GRANT, 'C', 0, 'replaced by ' .. id)
   end
   call('HSET', P .. 'task:' .. shelf(id), id, spec)

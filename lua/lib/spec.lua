@@ -1,7 +1,6 @@
 -- lib/spec: reads a task's header at fixed offsets; src/model/spec.rs has the layout.
 local function u16(s, i) local a, b = byte(s, i, i + 1) return a * 256 + b end
 local function u32(s, i) local a, b, c, d = byte(s, i, i + 3) return ((a * 256 + b) * 256 + c) * 256 + d end
-local function u48(s, i) return u16(s, i) * 4294967296 + u32(s, i + 2) end
 -- The version: 1, or 2 for one that has the usual retry policy and does not say it; 2 more where its queue had a bound for
 -- tasks that have not ended when it was submitted: it counts until it ends; 4 more where somebody wants to hear of its end.
 local function spec_rest(s) return byte(s, 1) % 2 == 0 and 9 or 22 end

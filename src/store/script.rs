@@ -47,9 +47,22 @@ impl Script {
                 }
             }
         }
-        // Those whose names are looked up in a table.
-        if self.body.contains("local SIZE =") {
-            found.extend(["STRLEN", "XLEN", "HLEN", "ZCARD"]);
+        // Those whose names are looked up in a table, by the type of the key (`lib/need`).
+        for (kind, command) in [
+            ("zset", "ZCARD"),
+            ("hash", "HLEN"),
+            ("set", "SCARD"),
+            ("string", "STRLEN"),
+            ("stream", "XLEN"),
+            ("list", "LLEN"),
+        ] {
+            let asked =
+                [format!("need('{kind}'"), format!("need_all('{kind}'"), format!("{kind} = '{command}'")];
+            if asked[..2].iter().any(|call| self.body.contains(call))
+                || (self.body.contains(&asked[2]) && !self.body.contains("local function need("))
+            {
+                found.insert(command);
+            }
         }
         found
     }
