@@ -109,7 +109,8 @@ async fn world(size: i64) -> World {
     assert_eq!(three.len(), 3);
     let hold = |at: usize| StartRow { id: three[at].id, grant: three[at].grant, lease_ms: 60_000 };
     run::start(&space, bucket(), "ex", &[hold(0)]).await.unwrap();
-    run::offer(&space, bucket(), "p1", &[(hold(1), "ex")]).await.unwrap();
+    let as_it_is = StartRow { lease_ms: 0, ..hold(1) };
+    run::offer(&space, bucket(), "p1", &[(as_it_is, "ex")]).await.unwrap();
     for n in 0..5 {
         task(&space, "push", T0 - 2_000 + n).await;
         task(&space, "nobody", T0 - 2_000 + n).await;

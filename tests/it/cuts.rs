@@ -30,7 +30,14 @@ impl Lone {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.spawn(async move {
             let settings = ConnectSettings { url, ..ConnectSettings::default() };
-            let space = Space::open(Store::connect(settings).await.unwrap(), namespace).await.unwrap();
+            // On a crowded machine the first connection may take too long.
+            let space = loop {
+                if let Ok(store) = Store::connect(settings.clone()).await
+                    && let Ok(space) = Space::open(store, namespace.clone()).await
+                {
+                    break space;
+                }
+            };
             connected();
             let settings = PodSettings {
                 id,
@@ -113,12 +120,12 @@ async fn rounds(trap: Trap, most: u64, at_once: u64, tasks: u32) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_link_that_is_cut_after_any_command_loses_and_doubles_nothing() {
-    rounds(Trap::Cut, 50, 25, 500).await;
+    rounds(Trap::Cut, 50, 10, 500).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_dies_after_any_command_loses_and_doubles_nothing() {
-    rounds(Trap::Stall, 40, 40, 100).await;
+    rounds(Trap::Stall, 40, 10, 100).await;
 }
 
 /// Cut and restored again and again, it takes tasks afterwards.
