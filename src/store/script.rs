@@ -49,7 +49,7 @@ impl Script {
         }
         // Those whose names are looked up in a table.
         if self.body.contains("local SIZE =") {
-            found.extend(["STRLEN", "XLEN", "HLEN", "ZCARD"]);
+            found.extend(["STRLEN", "XLEN", "HLEN", "ZCARD", "SCARD"]);
         }
         found
     }
