@@ -11,6 +11,7 @@ mod growth;
 mod http;
 mod kit;
 mod lifecycle;
+mod limits;
 mod own;
 mod paced;
 mod peers;
@@ -76,6 +77,8 @@ enum Bench {
     Cost(scale::CostArgs),
     /// Choosing an executor, by policy, and web calls.
     Route(route::RouteArgs),
+    /// What limits cost: none, a rate, running at once, and those of placement keys.
+    Limits(limits::LimitsArgs),
     /// Other schedulers on the same work; installs them under target/peers/.
     Peers(peers::PeersArgs),
     /// Ourselves as a peer.
@@ -278,6 +281,7 @@ fn main() -> Result<(), Failure> {
             Bench::Fleet(args) => scale::run_fleet(&mut report, door, args).await?,
             Bench::Cost(args) => scale::run_cost(&mut report, door, args).await?,
             Bench::Route(args) => route::run(&mut report, args).await?,
+            Bench::Limits(args) => limits::run(&mut report, door, args).await?,
             Bench::Peers(args) => peers::run(&mut report, &args)?,
             Bench::Worker(_) | Bench::Own(_) => {}
             Bench::All => {

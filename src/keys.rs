@@ -14,6 +14,9 @@
 //! | `ring:<priority>` | ZSET | lanes with a backlog, by turn |
 //! | `held:<plan>` | ZSET | id + lane of tasks of a frozen plan that were set aside, by due ms |
 //! | `helds` | ZSET | plans that have such a set |
+//! | `kept` | ZSET | tasks that wait for others of their placement key, by key and due |
+//! | `looks` | ZSET | placement keys with rules → when they are looked after |
+//! | `turns`, `flight`, `spent`, `newest` | HASH | placement key → whose turn it is, who runs, when some went, who was submitted last |
 //! | `parked` | SET | lanes with a backlog that may not be claimed |
 //! | `task:<home hour>` | HASH | id → spec |
 //! | `at` | HASH | id → due, lane, fence, failures, of tasks that are not at home |
@@ -110,6 +113,18 @@ pub enum Kind {
     Held,
     /// `helds`
     Helds,
+    /// `kept`
+    Kept,
+    /// `looks`
+    Looks,
+    /// `turns`
+    Turns,
+    /// `flight`
+    Flight,
+    /// `spent`
+    Spent,
+    /// `newest`
+    Newest,
     /// `task:…`
     Task,
     /// `at`
@@ -156,9 +171,9 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 15] = [
-        "meta", "agenda", "leases", "recents", "parked", "helds", "at", "run", "tries", "dead", "events",
-        "cut", "counts", "tally", "lock",
+    pub const SINGLE: [&'static str; 21] = [
+        "kept", "looks", "turns", "flight", "spent", "newest", "meta", "agenda", "leases", "recents",
+        "parked", "helds", "at", "run", "tries", "dead", "events", "cut", "counts", "tally", "lock",
     ];
 
     /// The kind of a name; nothing for a name that is none of ours.
@@ -176,6 +191,12 @@ impl Kind {
             ("recents", None) => Self::Recents,
             ("parked", None) => Self::Parked,
             ("helds", None) => Self::Helds,
+            ("kept", None) => Self::Kept,
+            ("looks", None) => Self::Looks,
+            ("turns", None) => Self::Turns,
+            ("flight", None) => Self::Flight,
+            ("spent", None) => Self::Spent,
+            ("newest", None) => Self::Newest,
             ("at", None) => Self::At,
             ("run", None) => Self::Run,
             ("tries", None) => Self::Tries,
@@ -214,8 +235,11 @@ impl Kind {
             | Self::Ring
             | Self::Held
             | Self::Helds
+            | Self::Kept
+            | Self::Looks
             | Self::Timer
             | Self::Dead => "zset",
+            Self::Turns | Self::Flight | Self::Spent | Self::Newest => "hash",
             Self::Meta | Self::Task | Self::At | Self::Run | Self::Keys | Self::Tries => "hash",
             Self::Letter | Self::Mark | Self::Cut | Self::Counts | Self::Tally | Self::Lag | Self::Lock => {
                 "hash"

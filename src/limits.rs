@@ -229,6 +229,10 @@ pub const RATE_MAX_ROWS: u32 = 10_000_000;
 pub const RATE_MIN_MS: i64 = 1_000;
 /// Longest time over which a rate is meant, and longest time a breaker stays open: a day.
 pub const RATE_MAX_MS: i64 = 86_400_000;
+/// Most tasks of one placement key that may run at a time where that is bounded: their ids are kept in one string.
+pub const PLACEMENT_RUNNING_MAX: u32 = 64;
+/// Most tasks of one placement key in a time or a day where that is bounded: the times of so many are kept.
+pub const PLACEMENT_LOG_MAX: u32 = 100;
 /// Largest bound for the tasks of a queue that have not ended.
 pub const BACKLOG_MAX_ROWS: u64 = 1_000_000_000;
 /// Buckets that a submit of a task without a key tries, where the queue's share of one is used up.

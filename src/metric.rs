@@ -59,6 +59,7 @@ pub const SCRIPTS: &[&str] = &[
     "intake.cancel",
     "intake.reschedule",
     "intake.reprioritize",
+    "intake.collapse",
     "intake.edit",
     "due.claim",
     "due.yield",

@@ -7,23 +7,25 @@
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
 --         27 look-ahead ms: what is due so soon is granted too, if all of it may go
 --         28 n, n × (group, quota, quota)  then the signature of the frozen plans, n, n × name  then: "1" if no retries
---         may go, else "0", and behind it queues that may not be claimed (3 each, in order), until when purses are good or "", groups that are counted (3 each), n, n × (kind, amount) purses: t amount,
+--         may go, else "0", and behind it queues that may not be claimed (3 each, in order), then, where there are some, ";" and
+--         the rules of placement keys (lib/turn), until when purses are good or "", groups that are counted (3 each), n, n × (kind, amount) purses: t amount,
 --         r amount less what runs, n, n × (group 3 + a digit for each tier 0 to 6: 1 if it pays, purse)
 -- gives   OK {stamp, next due or -1, backlog, reaped, leap_ms, 1 if a step was cut off: come at once,
 --         clock of the last claim or 0, 1 if nothing runs, stands in a lane or is held, n × (head, spec)},
 --         and where there are purses or counted groups: n × (spent "," left behind ";") | n × (running "," ok "," failed ";")
 --         head: id 16 + lane 4 of a task at home, under fence 1 and this call's nonce; else + grant 18 + due 13 + failures 2
 --         NOT_HOLDER {stamp, until}
--- bound   rows <= limit; ripens <= 2,000 ids; looks into <= 80 due sets, 64 lanes a priority; reaps <= 250;
---         looks through <= 2,000 ripe specs for frozen plans, brings back <= 500 tasks of thawed ones
--- events  claimed, lost, retried, died, cancelled, expired, skipped, repaired, deleted
+-- bound   rows <= limit, and 500 where there are rules of placement keys; ripens <= 2,000 ids; looks into <= 80 due sets, 64 lanes a priority; reaps <= 250;
+--         looks through <= 2,000 ripe specs for frozen plans, brings back <= 500 tasks of thawed ones; looks after <= 64
+--         placement keys, brings back <= 16 tasks of each
+-- events  claimed, set aside, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom
 local RIPEN, SETS, NEW_SETS = 2000, 32, 8
 local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]) or tonumber(string.match(ARGV[11], '^%d+')), tonumber(ARGV[12])
 local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
-local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig', 'skew', 'kept')
+local meta = call('HMGET', KEYS[1], 'clock', 'reap', 'reapoff', 'evb', 'pause', 'sig', 'scanat', 'scan', 'maxspec', 'v', 'held', 'heldsig', 'skew', 'kept', 'looks')
 -- The clock of leases. The server's has gone back: it goes on from where it was, at half speed until that is made up for.
 local clock, skew_was = tonumber(meta[1] or 0), tonumber(meta[13] or 0)
 local skew, lnow = skew_was, now + skew_was
@@ -124,8 +126,8 @@ local function flush()
 end
 -- Where a key of another type is met on the way, the tasks moved so far are accounted for; the one in hand has not moved.
 local function safely(f, ...)
-  local ok, answer = pcall(f, ...)
-  if ok then return answer end
+  local ok, answer, more = pcall(f, ...)
+  if ok then return answer, more end
   flush()
   -- The server's pcall gives the text of an error; thrown as it is, it would get a place and another code.
   if type(answer) == 'string' then answer = { err = string.find(answer, '^%u+ ') and answer or 'ERR ' .. answer } end
@@ -169,12 +171,12 @@ local function lapse(id, r)
   count('running', -1)
   if not spec then
     call('HDEL', run, id)
-    tally_end(r)
+    tally_end(id, spec, r)
     count('deleted', 1)
     rares[#rares + 1] = rare(id, grant, 'F', 0, 'running without a spec: dropped')
   elseif run_cancelled(r) then
     call('HDEL', run, id)
-    tally_end(r)
+    tally_end(id, spec, r)
     finish(id, spec, 'C', sub(grant, 1, 8))
     count('cancelled', 1)
     rares[#rares + 1] = rare(id, grant, 'C', 0, 'cancelled while running; ' .. holder .. ' did not answer')
@@ -273,6 +275,18 @@ if meta[11] and meta[12] ~= ARGV[plan_at] then
 end
 end
 
+-- Rules of placement keys: who waited and may go comes back to where its due time says.
+do
+local from = string.find(ARGV[limits_at], ';', 1, true)
+if from or meta[15] then
+  turns().rules(from and sub(ARGV[limits_at], from + 1) or '')
+  -- These tasks take longer.
+  if from then limit, normal_limit = limit < 500 and limit or 500, normal_limit < 500 and normal_limit or 500 end
+  safely(turns().need)
+end
+if meta[15] then safely(turns().come, need_due, due_put) end
+end
+
 -- 2. What the agenda says is due: due sets, timers, keys whose window ended.
 local minute, sets = floor(now / 60000), nil
 do
@@ -301,7 +315,7 @@ local function expire(key, id)
     gone = call('HDEL', run, id) == 1
     if gone then
       count('running', -1)
-      tally_end(r)
+      tally_end(id, spec, r)
     end
   else
     gone = unplace(id, at.due, at.lane, spec)
@@ -346,7 +360,7 @@ for _, name in ipairs(names) do
     local some
     for _, set in ipairs(due_sets(name)) do
       -- What lapsed or was thawed just now may be the first in its set.
-      if safely(need, 'zset', 'due:' .. set) > 0 or ((reaped > 0 or meta[11]) and call('EXISTS', P .. 'due:' .. set) == 1) then
+      if safely(need, 'zset', 'due:' .. set) > 0 or ((reaped > 0 or meta[11] or meta[15]) and call('EXISTS', P .. 'due:' .. set) == 1) then
         local kind_ = string.find(set, 'u', 1, true) and urgent or normal
         kind_[#kind_ + 1] = set
         some = true
@@ -477,7 +491,7 @@ local LANES, SIFT = 64, 2000
 local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
 for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
 -- Limits: purses that lanes share, and which lanes pay from which. Most claims have none.
-local no_retries, closed = sub(ARGV[limits_at], 1, 1) == '1', sub(ARGV[limits_at], 2)
+local no_retries, closed = sub(ARGV[limits_at], 1, 1) == '1', string.match(ARGV[limits_at], '^.([^;]*)')
 -- Looked for by halves: they may be thousands, and few lanes are in sight.
 local function is_closed(group)
   local low, high = 0, #closed / 3 - 1
@@ -910,24 +924,39 @@ if n > 0 then
       return true
     end
   end
-  local function bits(lane, b, version)
+  local function bits(lane, b, version, ruled)
     if tallies and counted[sub(lane, 1, 3)] then b = b + 8 end
-    return string.char(48 + b + (version > 2 and 32 or 0))
+    return string.char(48 + b + (version > 2 and 32 or 0) + (ruled and 16 or 0))
+  end
+  -- Who must wait for others of its placement key is set aside, still pending, and pays nothing.
+  local gated = turns_ and turns_.ruled
+  local stays, goes, waiting = {}, {}, 0
+  if gated then stays, goes = safely(turns().gate, n, ids, chosen, specs, ats) end
+  local function set_aside(i, row)
+    local id, lane = ids[i], sub(chosen[i], 17, 20)
+    turns().keep(row, id, lane)
+    waiting = waiting + 1
+    rares[#rares + 1] = rare(id, NO_GRANT, 'B', 0, row.why)
+    local by_tier = rules and rules[sub(lane, 1, 3)]
+    for _, purse in ipairs(by_tier and by_tier[digit(sub(lane, 4, 4)) % 8] or {}) do purse.spent = purse.spent - 1 end
   end
   for i = 1, n do
     local id, spec, head, r = ids[i], specs[i], chosen[i], nil
     local version, flags = 0, 0
     if spec then version, flags = byte(spec, 1, 2) end
-    if not ((not spec or flags % 32 >= 16) and refuse(i, id, spec, spec and spec_options(spec).start_before)) then
+    if gated and stays[i] then set_aside(i, stays[i])
+    elseif not ((not spec or flags % 32 >= 16) and refuse(i, id, spec, spec and spec_options(spec).start_before)) then
+      local ruled = gated and goes[i]
+      if ruled then ruled = turns().went(ruled, id) end
       local lane, at = sub(head, 17, 20), ats[i]
       if at then
         at = at_read(at)
         local grant = format('%08x', tonumber(at.fence, 16) + 1) .. nonce
-        r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 6 or 4), version) .. (own and own[sub(lane, 1, 3)] or dl) .. grant .. format('%02x', at.losses) .. lane .. pod
+        r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 6 or 4), version, ruled) .. (own and own[sub(lane, 1, 3)] or dl) .. grant .. format('%02x', at.losses) .. lane .. pod
         head = head .. grant .. format('%013.0f%02x', at.due, at.failures)
         records[#records + 1] = id .. grant
       else
-        local kind = version > 2 and 256 + flags or flags
+        local kind = flags + (version > 2 and 256 or 0) + (ruled and 512 or 0)
         local same_flags = alike[kind]
         if not same_flags then
           same_flags = {}
@@ -935,7 +964,7 @@ if n > 0 then
         end
         r = same_flags[lane]
         if not r then
-          r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 2 or 0), version) .. (own and own[sub(lane, 1, 3)] or dl) .. first_grant .. '00' .. lane .. pod
+          r = 'c-' .. bits(lane, flags % 2 + (flags % 16 >= 8 and 2 or 0), version, ruled) .. (own and own[sub(lane, 1, 3)] or dl) .. first_grant .. '00' .. lane .. pod
           same_flags[lane] = r
         end
         f = f + 1
@@ -951,6 +980,7 @@ if n > 0 then
       out[2 * g + 8], out[2 * g + 9] = head, spec
     end
   end
+  if gated then safely(turns().land) end
   if g > 0 then
     call('HSET', run, unpack(hset))
     local list = table.concat(granted)
@@ -972,7 +1002,11 @@ if n > 0 then
     if f > 0 then emit('g', pod, f == g and list or table.concat(firsts), first_grant) end
     if #records > 0 then emit('c', pod, table.concat(records)) end
   end
-  count('pending', -n)
+  count('pending', waiting - n)
+  if waiting > 0 then
+    count('held', waiting)
+    again = true
+  end
   for _, l in ipairs(from_lane) do
     call('ZREMRANGEBYRANK', P .. 'ready:' .. l.lane, 0, l.used - 1)
     count('ready', -l.used)
@@ -1002,6 +1036,9 @@ if backlog == 0 and not truncated then
       if due and (next_due < 0 or due < next_due) then next_due = due end
     end
   end
+  local look = (meta[15] or turns_) and call('ZRANGE', P .. 'looks', 0, 0, 'WITHSCORES')
+  local at = look and look[2] and tonumber(look[2])
+  if at and (next_due < 0 or at < next_due) then next_due = at > now and at or now end
 end
 out[3] = next_due
 out[4] = truncated and backlog + 1 or backlog

@@ -32,12 +32,12 @@ for i, id in ipairs(ids) do
     local spec, grant = specs[i], run_grant(r)
     if not spec then
       call('HDEL', run, id)
-      tally_end(r)
+      tally_end(id, spec, r)
       gone = gone + 1
       rares[#rares + 1] = rare(id, grant, 'F', 0, 'running without a spec: dropped')
     elseif run_cancelled(r) then
       call('HDEL', run, id)
-      tally_end(r)
+      tally_end(id, spec, r)
       finish(id, spec, 'C', sub(grant, 1, 8))
       cancelled = cancelled + 1
       letters[i] = 'C'

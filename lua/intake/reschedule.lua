@@ -17,6 +17,7 @@ if state == 'P' then
   need_place(id, at.due, at.lane, spec)
   need_due(id, due, at.lane)
   unplace(id, at.due, at.lane, spec)
+  if placed(spec) then turns().moved(id, spec) end
   call('HSET', P .. 'at', id, at_make(due, at.lane, at.fence, at.failures, at.losses, (at.edits + 1) % 256))
   due_put(id, due, at.lane)
   emit('v', ARGV[2], rare(id, NO_GRANT, 'M', due, 'rescheduled'))

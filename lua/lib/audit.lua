@@ -52,6 +52,7 @@ local function at_ok(r) return #r == 31 and string.find(r, '^%d+[%w_%-]+$') ~= n
 local function run_ok(r)
   return #r >= 40 and string.find(r, '^[cos][C%-][0-o]%d%d%d%d%d%d%d%d%d%d%d%d%d%x+') ~= nil and lane_ok(sub(r, 37, 40))
 end
+local function lease_key(deadline) return P .. lease_name(deadline) end
 -- Whether one of its lease strings still names a running task.
 local function leased(id, r)
   local key, at = lease_key(run_deadline(r)), 0
@@ -100,6 +101,10 @@ local function judge(id, place, member, spec, lease)
       places[#places + 1] = name
       if name == place then stray = nil end
     end
+  end
+  if placed(spec) and look('ZSCORE', P .. 'kept', turns().member(turns().name(spec), id, at.due, at.lane)) then
+    places[#places + 1] = 'kept'
+    if place == 'kept' then stray = nil end
   end
   if r then places[#places + 1] = 'run' end
   if dead then places[#places + 1] = 'dead' end

@@ -18,7 +18,7 @@ do
   local till = calm and tonumber(sub(mine, 17, 29))
   calm = calm and till <= now + 2 * tonumber(ARGV[10])
     and (ARGV[13] == '' or (now - tonumber(ARGV[13]) <= 5000 and now - tonumber(ARGV[13]) >= -5000))
-    and call('EXISTS', P .. 'dead') == 0
+    and call('EXISTS', P .. 'dead', P .. 'looks') == 0
     and (now - tonumber(meta[3] or 0) < KEEP or call('EXISTS', P .. 'recents', P .. 'leases') == 0)
   -- Another pod may have come in while this one rested.
   if calm and till <= now then calm = call('HLEN', lock) == 1 end

@@ -12,8 +12,8 @@ local function rare(id, grant, letter, due, text)
   return id .. grant .. letter .. format('%013.0f', due) .. format('%04d', #text) .. text
 end
 -- Adds the moves of an entry that is cut off to `moves`, by their letters; answers what that cost, a row of kind e being 1.
-local FIXED = { s = 23, g = 16, c = 34, b = 34 }
 local function count_moves(kind, r, moves)
+  local FIXED = { s = 23, g = 16, c = 34, b = 34 }
   local function add(letter, n) moves[letter] = (moves[letter] or 0) + n end
   if FIXED[kind] then
     add(kind == 'g' and 'c' or kind, floor(#r / FIXED[kind]))

@@ -1,12 +1,12 @@
 -- lib/fail: what follows a failure: another try later, a hand-back, or the dead letters.
 -- One attempt in `tries` and in a dead letter: time 13, fence 8 hex, length of the holder 2, holder, length of the text 4, text
--- Attempts kept: the first one and the latest.
-local ATTEMPTS = 16
 local function attempt(grant, holder, text)
   text = sub(text, 1, 1024)
   return now13 .. sub(grant, 1, 8) .. format('%02d', #holder) .. holder .. format('%04d', #text) .. text
 end
 local function tries_add(id, record)
+  -- Attempts kept: the first one and the latest.
+  local ATTEMPTS = 16
   local had = call('HGET', P .. 'tries', id) or ''
   local at, n, first, second = 1, 0, 0, 0
   while at <= #had do
@@ -43,6 +43,7 @@ local function failure_of(spec, at, final)
 end
 -- What a counted failure would write.
 local function need_fail(id, spec, final, after, chance)
+  if placed(spec) then turns().need() end
   local at = at_of(id, spec)
   local failures, dies = failure_of(spec, at, final)
   if dies then
@@ -54,6 +55,7 @@ local function need_fail(id, spec, final, after, chance)
 end
 -- What a hand-back would write.
 local function need_back(id, spec)
+  if placed(spec) then turns().need() end
   local at = at_of(id, spec)
   if at.due > now then
     need('zset', 'agenda')
@@ -70,7 +72,7 @@ local function hand_back(id, r, spec, losses)
   call('HSET', P .. 'at', id, at_make(at.due, at.lane, sub(run_grant(r), 1, 8), at.failures, losses, at.edits))
   if at.due > now then due_put(id, at.due, at.lane) else lane_put(id, at.due, at.lane) end
   call('HDEL', P .. 'run', id)
-  tally_end(r)
+  tally_end(id, spec, r)
 end
 -- Puts a running task among the dead letters, with its spec kept for a redrive.
 local function bury(id, r, spec, at, reason, history)
@@ -84,8 +86,9 @@ local function bury(id, r, spec, at, reason, history)
   end
   call('HDEL', P .. 'tries', id)
   call('HDEL', P .. 'run', id)
-  tally_end(r, reason ~= 'lost_unstarted' and 'f' or nil)
+  tally_end(id, spec, r, reason ~= 'lost_unstarted' and 'f' or nil)
   tally_bound(spec, -1)
+  if placed(spec) then turns().ended(id, spec) end
   remember(id .. 'D' .. sub(run_grant(r), 1, 8))
 end
 -- A counted failure. Answers 'R' with the new due time, or 'D'.
@@ -103,6 +106,6 @@ local function fail(id, r, spec, text, reason, final, after, chance)
   call('HSET', P .. 'at', id, at_make(due, lane, sub(run_grant(r), 1, 8), at.failures, run_losses(r), at.edits))
   due_put(id, due, lane)
   call('HDEL', P .. 'run', id)
-  tally_end(r, 'f')
+  tally_end(id, spec, r, 'f')
   return 'R', due
 end

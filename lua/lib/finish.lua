@@ -4,8 +4,10 @@ local function key_hour(o) return format('%.0f', floor((now + o.window) / 360000
 local function need_end(id, spec)
   need('hash', 'task:' .. shelf(id))
   need_recent()
-  if spec_bound(spec) then need('hash', 'tally') end
-  if byte(spec, 2) % 16 ~= 0 then
+  local version, flags = byte(spec, 1, 2)
+  if version > 2 then need('hash', 'tally') end
+  if flags % 4 >= 2 then turns().need() end
+  if flags % 16 ~= 0 then
     local o = spec_options(spec)
     if o.key then
       need('hash', 'keys:' .. o.shard)
@@ -110,11 +112,13 @@ local function finish(id, spec, letter, fence)
   call('HDEL', P .. 'task:' .. shelf(id), id)
   call('HDEL', P .. 'at', id)
   call('HDEL', P .. 'tries', id)
-  if byte(spec, 2) % 16 ~= 0 then
+  local version, flags = byte(spec, 1, 2)
+  if flags % 16 ~= 0 then
     local o = spec_options(spec)
     if o.key then key_end(id, o) end
     if o.deadline then call('ZREM', P .. 'timer:' .. format('%.0f', floor(o.deadline / 60000)), id) end
   end
-  tally_bound(spec, -1)
+  if version > 2 then tally_bound(spec, -1) end
+  if flags % 4 >= 2 then turns().ended(id, spec) end
   remember(id .. letter .. fence)
 end

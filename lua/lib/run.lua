@@ -1,10 +1,10 @@
 -- lib/run: the record of a running task.
--- record: phase 1 (c, o, s), cancel flag 1 (- or C), bits 1 (1 keyed, 2 timer, 4 not at home, 8 counted, 32 bound), deadline 13,
+-- record: phase 1 (c, o, s), cancel flag 1 (- or C), bits 1 (1 keyed, 2 timer, 4 not at home, 8 counted, 16 by rules of its placement key, 32 bound), deadline 13,
 --         grant 18 (fence 8 hex, nonce 10), losses 2 hex, lane 4, holder
 local function run_phase(r) return sub(r, 1, 1) end
 local function run_cancelled(r) return sub(r, 2, 2) == 'C' end
-local function run_bits(r) return (byte(r, 3) - 48) % 8 end
 local function run_counted(r) return (byte(r, 3) - 48) % 16 >= 8 end
+local function run_placed(r) return (byte(r, 3) - 48) % 32 >= 16 end
 local function run_bound(r) return (byte(r, 3) - 48) % 64 >= 32 end
 local function run_deadline(r) return tonumber(sub(r, 4, 16)) end
 local function run_grant(r) return sub(r, 17, 34) end
@@ -12,7 +12,6 @@ local function run_losses(r) return tonumber(sub(r, 35, 36), 16) end
 local function run_lane(r) return sub(r, 37, 40) end
 local function run_holder(r) return sub(r, 41) end
 local function lease_name(deadline) return 'lease:' .. format('%.0f', floor(deadline / 1000) + 1) end
-local function lease_key(deadline) return P .. lease_name(deadline) end
 -- Notes ids in the string of a second, and the second where it is the first.
 local function lease_add(name, ids)
   if call('APPEND', P .. name, ids) == #ids then call('ZADD', P .. 'leases', sub(name, 7), sub(name, 7)) end

@@ -1,7 +1,6 @@
 -- lib/spec: reads a task's header at fixed offsets; src/model/spec.rs has the layout.
 local function u16(s, i) local a, b = byte(s, i, i + 1) return a * 256 + b end
 local function u32(s, i) local a, b, c, d = byte(s, i, i + 3) return ((a * 256 + b) * 256 + c) * 256 + d end
-local function u48(s, i) return u16(s, i) * 4294967296 + u32(s, i + 2) end
 -- Where the options begin: a spec of version 2 or 4 has the usual retry policy and does not say it.
 local function spec_rest(s) return byte(s, 1) % 2 == 0 and 9 or 22 end
 -- Whether its queue had a bound for tasks that have not ended when it was submitted: it counts until it ends.
@@ -22,7 +21,7 @@ local function spec_options(s)
     o.plan = sub(s, at + 1, at + len)
     at = at + 1 + len
   end
-  if flags % 16 >= 8 then o.deadline = u48(s, at) at = at + 6 end
-  if flags % 32 >= 16 then o.start_before = u48(s, at) end
+  if flags % 16 >= 8 then o.deadline = u16(s, at) * 4294967296 + u32(s, at + 2) at = at + 6 end
+  if flags % 32 >= 16 then o.start_before = u16(s, at) * 4294967296 + u32(s, at + 2) end
   return o
 end

@@ -4,7 +4,8 @@
 -- not ended, of those that were submitted while their queue had a bound for them
 local function tally(group, letter, n) call('HINCRBY', P .. 'tally', group .. letter, n) end
 -- A running task ends or comes back; `letter` says how it went, if it ran.
-local function tally_end(r, letter)
+local function tally_end(id, spec, r, letter)
+  if spec and run_placed(r) then turns().left(id, spec) end
   if not run_counted(r) then return end
   local group = sub(r, 37, 39)
   tally(group, 'r', -1)

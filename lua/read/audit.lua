@@ -35,7 +35,7 @@ local function walk(name)
   end
   if count < 1 then count = 1 end
   broken = false
-  local zset = kind == 'due' or kind == 'ready' or kind == 'held' or kind == 'timer' or name == 'dead'
+  local zset = kind == 'due' or kind == 'ready' or kind == 'held' or kind == 'kept' or kind == 'timer' or name == 'dead'
   local piece = look(zset and 'ZSCAN' or 'HSCAN', key, cursor, 'COUNT', count)
   if broken then return '0' end
   local list = piece[2]
@@ -58,7 +58,8 @@ local function walk(name)
     else
       local with_lane = kind == 'due' or kind == 'held'
       local id = with_lane and sub(field, 1, 16) or field
-      if not id_ok(id) or (with_lane and not lane_ok(sub(field, 17))) then
+      if kind == 'kept' then id = sub(field, 33, 48) end
+      if not id_ok(id) or (with_lane and not lane_ok(sub(field, 17))) or (kind == 'kept' and not lane_ok(sub(field, 49))) then
         say('record_unreadable', '', name, 'a member that is no task id' .. (with_lane and ' and lane' or ''))
       elseif kind == 'task' then
         bytes = bytes - #v
@@ -68,7 +69,7 @@ local function walk(name)
         if look('HEXISTS', P .. 'task:' .. shelf(id), id) == 0 and not broken then say('timer_without_task', id, name, 'the task has ended', id) end
       elseif kind == 'due' or kind == 'ready' then
         glance(id, name, field)
-      elseif kind == 'held' then
+      elseif kind == 'held' or kind == 'kept' then
         judge(id, name, field)
       else
         glance(id)

@@ -29,6 +29,7 @@ if rank == 0 then
       if not call('ZSCORE', P .. 'ring:' .. level(lane), lane) then ready = ready + call('ZCARD', P .. 'ready:' .. lane) end
     end
   end
+  held = call('ZCARD', P .. 'kept')
   local plans = call('ZRANGE', P .. 'helds', 0, LANES)
   for _, plan in ipairs(plans) do held = held + call('ZCARD', P .. 'held:' .. plan) end
   if #plans > LANES then held = -1 end

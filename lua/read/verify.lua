@@ -19,7 +19,7 @@ for i = 3, #ARGV, 4 do
   end
   local place = ARGV[i + 1] ~= '' and ARGV[i + 1] or nil
   local kind = place and string.match(place, '^%a+')
-  local stands = kind == 'due' or kind == 'ready' or kind == 'held'
+  local stands = kind == 'due' or kind == 'ready' or kind == 'held' or kind == 'kept'
   judge(id, stands and place or nil, ARGV[i + 2], nil, lease)
   broken = false
   if kind == 'timer' and look('ZSCORE', P .. place, id) and look('HEXISTS', P .. 'task:' .. shelf(id), id) == 0 then

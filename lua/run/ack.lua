@@ -48,7 +48,7 @@ local function plain()
         local kind = r and sub(r, 2, 3)
         if not r or sub(r, 17, 34) ~= grant or sub(kind, 1, 1) ~= '-' then return end
         local bits = byte(kind, 2) - 48
-        if bits % 8 > 1 then return end
+        if bits % 8 > 1 or bits % 32 >= 16 then return end
         before, with_key, group, bound = r, bits % 2 == 1, bits % 16 >= 8 and sub(r, 37, 39), bits >= 32 and sub(r, 37, 39)
       end
       if group then
@@ -118,13 +118,15 @@ for i = 1, n do
       past[id] = true
       n_past = n_past + 1
     end
-  elseif not (run_bits(r) == 0 and (ENDS[outcome] or run_cancelled(r))) then
+  elseif (byte(r, 3) - 48) % 8 ~= 0 or run_placed(r) or not (ENDS[outcome] or run_cancelled(r)) then
     local spec = call('HGET', P .. 'task:' .. shelf(id), id)
     specs[i] = spec
     if not spec then
       -- dropped below
     elseif ENDS[outcome] or run_cancelled(r) then need_end(id, spec)
-    elseif outcome == 'A' and sub(said, 14, 14) == '0' then need_due(id, now + asked_after(said), at_of(id, spec).lane)
+    elseif outcome == 'A' and sub(said, 14, 14) == '0' then
+      if placed(spec) then turns().need() end
+      need_due(id, now + asked_after(said), at_of(id, spec).lane)
     else need_fail(id, spec, outcome == 'D', outcome == 'A' and asked_after(said) or nil, chance) end
   end
 end
@@ -144,8 +146,9 @@ for i = 1, n do
     end
   else
     gone[id] = true
-    counts_any = counts_any or run_counted(r)
-    local flagged, bits = run_cancelled(r), run_bits(r)
+    local all_bits, flagged = byte(r, 3) - 48, run_cancelled(r)
+    local bits = all_bits % 8
+    counts_any = counts_any or all_bits % 16 >= 8
     local lag, bin = sub(row, 36, 40), sub(bin_rows, 2 * i - 1, 2 * i)
     if bin ~= 'zz' then
       bins[bin] = (bins[bin] or 0) + 1
@@ -153,7 +156,7 @@ for i = 1, n do
     end
     local final = flagged and 'C' or (ENDS[outcome] and outcome)
     if final then
-      tally_end(r, final == 'S' and 's' or nil)
+      if all_bits >= 8 then tally_end(id, specs[i], r, final == 'S' and 's' or nil) end
       if bits == 0 then
         local m = shelf(id)
         local h = homes[m]
@@ -163,7 +166,8 @@ for i = 1, n do
         end
         h[#h + 1] = id
         recent[#recent + 1] = id .. final .. sub(row, 17, 24)
-        if run_bound(r) then tally(sub(r, 37, 39), 'b', -1) end
+        if all_bits >= 32 then tally(sub(r, 37, 39), 'b', -1) end
+        if all_bits % 32 >= 16 and specs[i] then turns().ended(id, specs[i]) end
         done[#done + 1] = id
       else
         local spec = specs[i]
@@ -184,7 +188,7 @@ for i = 1, n do
         call('HINCRBY', counts, 'deleted', 1)
         letters[i] = 'Z'
         away[#away + 1] = id
-        tally_end(r)
+        tally_end(id, specs[i], r)
         if run_bound(r) then tally(sub(r, 37, 39), 'b', -1) end
       elseif outcome == 'A' and sub(said, 14, 14) == '0' then
         local at = at_of(id, spec)
@@ -192,7 +196,7 @@ for i = 1, n do
         call('HSET', P .. 'at', id, at_make(due, at.lane, sub(row, 17, 24), at.failures, run_losses(r), at.edits))
         due_put(id, due, at.lane)
         call('HDEL', run, id)
-        tally_end(r)
+        tally_end(id, specs[i], r)
         pending = pending + 1
         letters[i] = 'R'
         dues[#dues + 1] = due

@@ -544,6 +544,9 @@ pub struct SubmitArgs {
     /// P0 (most urgent) to P5
     #[arg(long, default_value = "P3", value_name = "P0-P5")]
     pub priority: String,
+    /// Placement key: recipient, tenant or order; its queue may have limits for each
+    #[arg(long, value_name = "KEY")]
+    pub placement: Option<String>,
     /// Idempotency key: a second task with the same key is not created, the first one's id is printed
     #[arg(long, allow_hyphen_values = true)]
     pub key: Option<String>,
@@ -580,7 +583,7 @@ pub struct SubmitArgs {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("queues").required(true).args(["queue", "queue_column"]))]
 #[command(after_help = "\
-Columns that are neither due, queue, key nor priority become the payload, a msgpack map.
+Columns that are neither due, queue, key, placement nor priority become the payload, a msgpack map.
 Values of CSV are strings; those of NDJSON keep their types. gzip is unpacked where it is found.
 
 Due times are RFC 3339, local times in --tz, or whole numbers: 10 digits are seconds since 1970,
@@ -616,6 +619,9 @@ pub struct ImportArgs {
     /// Column of the queue
     #[arg(long, value_name = "COLUMN")]
     pub queue_column: Option<String>,
+    /// Column of the placement key: recipient, tenant or order
+    #[arg(long, value_name = "COLUMN")]
+    pub placement: Option<String>,
     /// Column of the idempotency key; keys are kept for 7 days after their task ended
     #[arg(long, value_name = "COLUMN")]
     pub key: Option<String>,

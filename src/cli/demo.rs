@@ -131,6 +131,7 @@ async fn play(
     let client = Client::new(open().await?);
     let now = UnixMs(client.space().clock().now_ms()).plus(HEAD_START_MS);
     let plan = Plan {
+        placement: None,
         due: "departure".to_owned(),
         due_reader: DueReader::new(Some(find_zone(ZONE)?)).with_rebase(FIRST, Some(args.speed), now)?,
         queue: From::Fixed(QueueName::new(QUEUE)?),

@@ -7,8 +7,8 @@ use crate::client::{Client, QueueChange, QueueStats, QueueView};
 use crate::limits;
 use crate::model::field::shown;
 use crate::model::queue::{
-    BreakerSettings, DownstreamName, Lease, LimitOwner, LimitSettings, Owner, Rate, Routing, TimeoutDefaults,
-    TryDefaults, Weights, retry_window,
+    BreakerSettings, Collapse, DownstreamName, Lease, LimitOwner, LimitSettings, Owner, Rate, Routing,
+    TimeoutDefaults, TryDefaults, Weights, placement_rate, retry_window,
 };
 use crate::model::slice::parse_duration_ms;
 use crate::model::{FieldError, QueueName, QueueSettings, Reason};
@@ -169,6 +169,21 @@ pub struct QueueSet {
     /// least_recent, failover, busy_over, broadcast
     #[arg(long, value_name = "POLICY")]
     pub routing: Option<String>,
+    /// Most tasks of one placement key that run at the same time, 1 to 64
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub placement_running: Option<String>,
+    /// Run tasks of one placement key one after the other, in due order: on
+    #[arg(long, value_name = "on", allow_hyphen_values = true)]
+    pub placement_order: Option<String>,
+    /// Most tasks of one placement key handed out in a time: 3/h, 1/5s
+    #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
+    pub placement_rate: Option<String>,
+    /// Most tasks of one placement key handed out in any 24 hours, 1 to 100
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub placement_day: Option<String>,
+    /// While a task of a placement key is pending, a further one takes its place (replace) or is not made (keep)
+    #[arg(long, value_name = "replace|keep", allow_hyphen_values = true)]
+    pub placement_collapse: Option<String>,
     /// Most tasks of it that have not ended: further ones are refused when they are submitted
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub backlog: Option<String>,
@@ -214,6 +229,23 @@ impl QueueSet {
         change(&mut settings.owner, self.owner.as_ref(), |url| Ok(Owner { webhook: url.to_owned() }))?;
         change(&mut settings.routing, self.routing.as_ref(), |name| Ok(Routing(name.to_owned())))?;
         change(&mut settings.backlog, self.backlog.as_ref(), |text| number("backlog", text))?;
+        let mut placement = settings.placement.take().unwrap_or_default();
+        change(&mut placement.running, self.placement_running.as_ref(), |text| {
+            number("placement_running", text)
+        })?;
+        let mut ordered = placement.ordered.then_some(true);
+        change(&mut ordered, self.placement_order.as_ref(), |text| match text {
+            "on" => Ok(true),
+            _ => {
+                let detail = format!("{} is neither on nor default", shown(text));
+                Err(FieldError::new("placement_order", Reason::InvalidType, detail))
+            }
+        })?;
+        placement.ordered = ordered.is_some();
+        change(&mut placement.rate, self.placement_rate.as_ref(), placement_rate)?;
+        change(&mut placement.per_day, self.placement_day.as_ref(), |text| number("placement_day", text))?;
+        change(&mut placement.collapse, self.placement_collapse.as_ref(), str::parse::<Collapse>)?;
+        settings.placement = Some(placement).filter(|placement| !placement.is_empty());
         match &self.maintenance[..] {
             [] => {}
             [text] if text == "default" => settings.maintenance.clear(),

@@ -28,6 +28,7 @@ pub fn task(args: &SubmitArgs, loaded: &Loaded) -> Result<NewTask, CliError> {
         priority: args.priority.parse()?,
         due: due(when(&args.due)?),
         key,
+        placement: args.placement.clone().map(|key| key.into_bytes().into()),
         plan: args.plan.as_deref().map(PlanName::new).transpose()?,
         payload: payload(&args.payload)?,
         ..usual

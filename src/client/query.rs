@@ -9,7 +9,7 @@ use crate::model::{
 };
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Frozen;
-use crate::store::read::{self, Attempt, BucketCounts, Found, Lags};
+use crate::store::read::{self, Attempt, BucketCounts, Found, Lags, Waits};
 use crate::store::{Space, StoreError, member, run};
 use serde::{Serialize, Serializer};
 use tokio::task::JoinSet;
@@ -60,6 +60,9 @@ pub struct TaskView {
     /// Why nobody takes it, where it is ripe and nobody can.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unserved: Option<String>,
+    /// Its placement key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<String>,
     /// Pod or executor that holds it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
@@ -440,6 +443,18 @@ async fn unserved(space: &Space, group: &LaneGroup) -> Result<Option<String>, St
     Ok(why::unserved(group, &offered))
 }
 
+/// Why a task waits for others of its placement key, in words.
+fn waits_words((waits, again): (Waits, Option<UnixMs>), spec: &Spec) -> String {
+    let key = String::from_utf8_lossy(spec.placement.as_deref().unwrap_or_default()).into_owned();
+    match (waits, again) {
+        (Waits::Turn(id), _) => format!("{id} of {key} comes first"),
+        (Waits::Running(1), _) => format!("1 of {key} is running"),
+        (Waits::Running(count), _) => format!("{count} of {key} are running"),
+        (Waits::Share, Some(at)) => format!("{key} has had its share until {at}"),
+        (Waits::Share, None) => format!("{key} has had its share"),
+    }
+}
+
 async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, StoreError> {
     let spec = found.spec.as_ref().and_then(|bytes| Spec::decode(bytes, id.home().start()).ok());
     let lane: Option<LaneCode> = found.place.map(|place| place.lane).or(spec.as_ref().map(|spec| spec.lane));
@@ -457,7 +472,8 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
     let held = group
         .as_ref()
         .and_then(|group| holds.of_lane(&group.queue, lane.map(LaneCode::tier).unwrap_or_default()))
-        .or_else(|| holds.of_plan(plan.as_ref()?));
+        .or_else(|| holds.of_plan(plan.as_ref()?))
+        .or_else(|| Some(waits_words(found.waits?, spec.as_ref()?)));
     let view = match (found.state, &found.run) {
         (State::Running, Some(run)) if run.phase == Phase::Claimed => "claimed",
         (State::Running, Some(run)) if run.phase == Phase::Offered => "offered",
@@ -493,6 +509,9 @@ async fn view(space: &Space, id: TaskId, found: Found) -> Result<TaskView, Store
         key: spec
             .as_ref()
             .and_then(|spec| Some(String::from_utf8_lossy(&spec.key.as_ref()?.bytes).into_owned())),
+        placement: spec
+            .as_ref()
+            .and_then(|spec| Some(String::from_utf8_lossy(spec.placement.as_ref()?).into_owned())),
         plan,
         holder: found.run.as_ref().map(|run| run.holder.clone()),
         fence: found

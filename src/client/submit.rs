@@ -219,6 +219,9 @@ struct Pending {
     durability: Durability,
 }
 
+/// Bucket, whether it was chosen by the spread, how safe they must be, whether they may replace others.
+type Shared = (Bucket, bool, Durability, bool);
+
 /// Submits tasks; answers each, in order.
 pub(super) async fn submit_batch(
     space: &Space,
@@ -285,7 +288,9 @@ pub(super) async fn submit_batch(
                 }
                 let bucket = fixed.or_else(|| Bucket::new(turn % spread.buckets)).unwrap_or_default();
                 let id = TaskId::new(spec.due.minute(), bucket, fastrand::u64(..));
-                let row = Row { backlog, ..Row::new(id, spec) };
+                let collapse = own.placement.as_ref().and_then(|own| own.collapse);
+                let collapse = collapse.filter(|_| spec.placement.is_some());
+                let row = Row { backlog, collapse, ..Row::new(id, spec) };
                 rows.push(Pending { at, row, by_spread: fixed.is_none(), durability });
             }
             Err(error) => answers[at] = Some(Err(error.into())),
@@ -302,12 +307,15 @@ async fn send(
     answers: &mut [Option<Result<Submitted, SubmitError>>],
 ) -> Result<(), ClientError> {
     let mut calls: Vec<Vec<Pending>> = Vec::new();
-    let mut open: HashMap<(Bucket, bool, Durability), (Vec<Pending>, usize)> = HashMap::new();
+    // By what rows of one call share.
+    let mut open: HashMap<Shared, (Vec<Pending>, usize)> = HashMap::new();
     for pending in rows {
-        let key = (pending.row.id.bucket(), pending.by_spread, pending.durability);
+        let collapses = pending.row.collapse.is_some();
+        let most = if collapses { limits::SINGLE_MAX_ROWS } else { CALL_ROWS };
+        let key = (pending.row.id.bucket(), pending.by_spread, pending.durability, collapses);
         let size = pending.row.bytes.len() + 128;
         let (call, bytes) = open.entry(key).or_default();
-        if !call.is_empty() && (call.len() >= CALL_ROWS || *bytes + size > limits::BATCH_MAX_BYTES) {
+        if !call.is_empty() && (call.len() >= most || *bytes + size > limits::BATCH_MAX_BYTES) {
             calls.push(std::mem::take(call));
             *bytes = 0;
         }
@@ -353,7 +361,12 @@ async fn send_call(space: &Space, call: Vec<Pending>) -> Result<Answered, Client
         let again_after_ms = first_sent.map(clock::elapsed_ms);
         let sending = Sending { again_after_ms, by_spread, durability };
         let sent = clock::mono();
-        match intake::submit(space, bucket, &rows, sending).await {
+        // Rows that may replace others go by themselves.
+        let answer = match rows.first() {
+            Some(Row { collapse: Some(_), .. }) => intake::collapse(space, bucket, "", &rows, sending).await,
+            _ => intake::submit(space, bucket, &rows, sending).await,
+        };
+        match answer {
             Ok(SubmitAnswer::Rows { answers, now, lacks }) => {
                 count(&answers);
                 let (mut late_places, mut late) = (Vec::new(), Vec::new());

@@ -51,6 +51,8 @@ pub enum Move {
     Skipped,
     /// Given back before its handler started; not counted.
     HandedBack,
+    /// Set aside for others of its placement key: still pending.
+    SetAside,
     /// Not started within the dispatch time-out; not counted.
     Lost,
     /// Its due time or lane was changed.
@@ -81,6 +83,7 @@ impl Move {
             Self::Expired => 'X',
             Self::Skipped => 'K',
             Self::HandedBack => 'H',
+            Self::SetAside => 'B',
             Self::Lost => 'L',
             Self::Moved => 'M',
             Self::Edited => 'E',
@@ -92,7 +95,7 @@ impl Move {
 
     /// The move of a letter.
     pub fn from_letter(letter: u8) -> Option<Self> {
-        const ALL: [Move; 18] = [
+        const ALL: [Move; 19] = [
             Move::Submitted,
             Move::Claimed,
             Move::Offered,
@@ -105,6 +108,7 @@ impl Move {
             Move::Expired,
             Move::Skipped,
             Move::HandedBack,
+            Move::SetAside,
             Move::Lost,
             Move::Moved,
             Move::Edited,

@@ -173,9 +173,9 @@ impl Replay {
                     self.fault(Kind::IllegalStep, event, detail);
                 }
             }
-            Move::Moved => {
+            Move::Moved | Move::SetAside => {
                 if from != State::Pending {
-                    self.fault(Kind::IllegalStep, event, format!("moved while {from}"));
+                    self.fault(Kind::IllegalStep, event, format!("{} while {from}", event.event));
                 }
             }
             Move::Edited => {
@@ -249,7 +249,7 @@ fn after(event: Move) -> Option<State> {
         Move::Expired => State::Expired,
         Move::Skipped => State::Skipped,
         Move::Deleted | Move::Repaired => State::Deleted,
-        Move::Moved | Move::Edited => return None,
+        Move::Moved | Move::Edited | Move::SetAside => return None,
     })
 }
 

@@ -130,6 +130,7 @@ impl Loop {
         let view = Arc::clone(&shared.view.borrow());
         let (mut asked, draw) = shared.limits.draw(self.bucket.number(), hold.any);
         asked.closed.append(&mut hold.closed);
+        asked.placed = view.placed.clone();
         self.claim.limits = asked;
         self.claim.again();
         let start = clock::mono();

@@ -6,6 +6,7 @@ use crate::model::route::{BROADCAST, Policy};
 use crate::model::{Labels, LaneGroup, PlanName, QueueTable, UnixMs};
 use crate::store::member::{ExecutorRecord, PodRecord};
 use crate::store::queue::Freeze;
+use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -73,6 +74,8 @@ pub struct View {
     pub own_weights: Vec<(u32, [u32; 6])>,
     /// Dispatch time-outs of queues that have their own, in ms, by code.
     pub own_dispatch: Arc<BTreeMap<u32, i64>>,
+    /// Rules of placement keys, as claims read them.
+    pub placed: Bytes,
     /// How long before its time each of the executors may be given a task, in ms; 0 where there is none.
     pub ahead_ms: i64,
 }
@@ -99,6 +102,7 @@ impl View {
         let mut by_group = HashMap::with_capacity(groups.len());
         let mut policies = HashMap::new();
         let mut own_weights = Vec::new();
+        let mut placed: BTreeMap<u32, String> = BTreeMap::new();
         let mut own_dispatch = BTreeMap::new();
         for (code, group) in groups {
             // Queues that are frozen, paused or in maintenance are nobody's: their lanes stand aside until they may go on.
@@ -117,6 +121,7 @@ impl View {
             own_weights.extend(settings.weights.map(|own| (code, own.0)));
             own_dispatch
                 .extend(settings.timeouts.as_ref().and_then(|own| own.dispatch_ms).map(|ms| (code, ms)));
+            placed.extend(queues.of(&group.queue).placement.as_ref().map(|own| (code, own.rule(code))));
             by_group.insert(code, (group, Class(class)));
         }
         let busy_pods = pods.iter().filter(|pod| pod.busy).count().max(1);
@@ -144,6 +149,7 @@ impl View {
             default_policy,
             policies,
             own_weights,
+            placed: placed.into_values().collect::<String>().into(),
             own_dispatch: Arc::new(own_dispatch),
             ahead_ms,
         }

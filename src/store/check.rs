@@ -504,6 +504,7 @@ impl Audit<'_> {
                         | Kind::Due
                         | Kind::Ready
                         | Kind::Held
+                        | Kind::Kept
                         | Kind::Timer
                         | Kind::Dead
                         | Kind::At

@@ -62,6 +62,8 @@ pub struct ClaimLimits {
     pub rules: Vec<Rule>,
     /// Further queues with labels that may not be claimed, whatever else is said of them: as many as there are.
     pub closed: Vec<u32>,
+    /// Rules of placement keys, in order of their queues with labels: [`crate::model::queue::PlacementSettings::rule`].
+    pub placed: Bytes,
 }
 
 /// What became of a purse.
@@ -403,6 +405,9 @@ fn put_limits(args: &mut Args, own: &ClaimLimits) {
     closed.dedup();
     for group in closed {
         args.raw(&code(group));
+    }
+    if !own.placed.is_empty() {
+        args.raw(b";").raw(&own.placed);
     }
     args.cut();
     if own.purses.is_empty() && own.counted.is_empty() {

@@ -4,6 +4,7 @@ use super::script;
 use super::space::Space;
 use super::{Reply, Shortfall, StoreError};
 use crate::limits;
+use crate::model::queue::Collapse;
 use crate::model::spec::Spec;
 use crate::model::{Bucket, Durability, Grant, Priority, QueueName, State, TaskId, UnixMs, digits, spec};
 use bytes::Bytes;
@@ -21,6 +22,8 @@ pub struct Row {
     pub bytes: Bytes,
     /// The bound of its queue, where [`Spec::bound`] says that it counts against one.
     pub backlog: Option<Arc<Backlog>>,
+    /// What becomes of it while another of its placement key is pending.
+    pub collapse: Option<Collapse>,
 }
 
 /// A bound for the tasks of a queue that have not ended.
@@ -36,7 +39,7 @@ impl Row {
     /// Encodes a spec that [`Spec::check`] passed, under an id whose home minute is that of its due time.
     pub fn new(id: TaskId, spec: Spec) -> Self {
         let bytes = spec.encode();
-        Self { id, spec, bytes, backlog: None }
+        Self { id, spec, bytes, backlog: None, collapse: None }
     }
 }
 
@@ -206,6 +209,59 @@ pub async fn submit(
             b"SPREAD_CHANGED" => RowAnswer::SpreadChanged,
             other => return Err(fields.bad(format!("unknown code {}", String::from_utf8_lossy(other)))),
         };
+    }
+    Ok(SubmitAnswer::Rows { answers, now, lacks })
+}
+
+/// Makes rows of one bucket pending of which no more than one of a placement key may wait, [`Row::collapse`] says how;
+/// at most [`limits::SINGLE_MAX_ROWS`]. `who` goes into the history of what is replaced.
+///
+/// Safe to repeat with [`Sending::again_after_ms`], as [`submit`] is.
+pub async fn collapse(
+    space: &Space,
+    bucket: Bucket,
+    who: &str,
+    rows: &[Row],
+    sending: Sending,
+) -> Result<SubmitAnswer, StoreError> {
+    debug_assert!(rows.len() <= limits::SINGLE_MAX_ROWS);
+    let mut args = space.args(3 + 5 * rows.len(), 64 + rows.len() * 64);
+    args.bytes(clip(who, 99));
+    match sending.again_after_ms {
+        Some(ms) => args.number(ms.max(0)),
+        None => args.bytes(b""),
+    };
+    for row in rows {
+        let mut offset = [0; 3];
+        digits::write(&mut offset, u128::from(row.spec.due.offset_ms()));
+        let how: &[u8] = if row.collapse == Some(Collapse::Keep) { b"K" } else { b"R" };
+        args.bytes(row.id.as_bytes()).number(row.spec.due.0).joined(&[&offset, how]);
+        match row.backlog.as_ref().filter(|_| row.spec.bound) {
+            Some(own) => args.number(space.spread().share_of(own.most, bucket)),
+            None => args.bytes(b""),
+        };
+        args.shared(row.bytes.clone());
+    }
+    let (answer, lacks) =
+        space.call_durable(&script::COLLAPSE, space.guard(bucket), args, sending.durability).await?;
+    let now = UnixMs(answer.now_ms());
+    let mut fields = answer.ok()?;
+    let letters = fields.bytes("letters")?;
+    let mut answers = Vec::with_capacity(rows.len());
+    for letter in letters.iter() {
+        answers.push(match letter {
+            b'C' => RowAnswer::Created,
+            b'D' => {
+                let id = fields.bytes("id")?;
+                RowAnswer::Duplicate(TaskId::from_bytes(&id).ok_or_else(|| fields.bad("bad id"))?)
+            }
+            b'U' => RowAnswer::FateUnknown,
+            b'O' => RowAnswer::OverBacklog,
+            other => return Err(fields.bad(format!("unknown letter {other}"))),
+        });
+    }
+    if answers.len() != rows.len() {
+        return Err(fields.bad("not one letter a row"));
     }
     Ok(SubmitAnswer::Rows { answers, now, lacks })
 }

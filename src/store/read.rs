@@ -71,8 +71,21 @@ pub struct Found {
     pub dead: Option<(String, UnixMs)>,
     /// Whether its lane may not be claimed now.
     pub held: bool,
+    /// What it waits for, where it is set aside for others of its placement key, and when that is looked after.
+    pub waits: Option<(Waits, Option<UnixMs>)>,
     /// Redis's time of the answer.
     pub now: UnixMs,
+}
+
+/// Why a task waits for others of its placement key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waits {
+    /// It is this one's turn.
+    Turn(TaskId),
+    /// So many run.
+    Running(u32),
+    /// It has had its share for now.
+    Share,
 }
 
 fn number(text: &[u8], radix: u32) -> Option<i64> {
@@ -135,6 +148,17 @@ pub async fn get(space: &Space, id: TaskId) -> Result<Option<Found>, StoreError>
     let (tries, reason, died, attempts) =
         (part("tries")?, part("reason")?, part("died at")?, part("attempts")?);
     let held = fields.int("held")? == 1;
+    let waits = fields.bytes("what it waits for")?;
+    let again = fields.bytes("when that is looked after")?;
+    let waits = match waits.split_first() {
+        Some((b'o', id)) => TaskId::from_bytes(id).map(Waits::Turn),
+        Some((b'r', count)) => {
+            number(count, 10).and_then(|count| Some(Waits::Running(u32::try_from(count).ok()?)))
+        }
+        Some(_) => Some(Waits::Share),
+        None => None,
+    };
+    let waits = waits.map(|waits| (waits, number(&again, 10).map(UnixMs)));
     if &letter[..] == b"?" {
         return Ok(None);
     }
@@ -152,6 +176,7 @@ pub async fn get(space: &Space, id: TaskId) -> Result<Option<Found>, StoreError>
         attempts: attempts.or(tries).as_deref().map(read_attempts).unwrap_or_default(),
         dead,
         held,
+        waits,
         now,
     }))
 }

@@ -165,6 +165,7 @@ pub fn import(bytes: &[u8]) {
     let Some((form, text)) = bytes.split_first() else { return };
     let format = if form % 2 == 0 { Format::Csv } else { Format::Ndjson };
     let plan = Plan {
+        placement: None,
         due: "due".into(),
         due_reader: DueReader::new(None),
         queue: From::Column("queue".into()),

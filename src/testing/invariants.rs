@@ -174,7 +174,7 @@ impl Life {
             Move::Expired => Some(State::Expired),
             Move::Skipped => Some(State::Skipped),
             Move::Deleted | Move::Repaired => Some(State::Deleted),
-            Move::Offered | Move::Started | Move::Moved | Move::Edited => None,
+            Move::Offered | Move::Started | Move::Moved | Move::Edited | Move::SetAside => None,
         };
         if let (Move::Submitted | Move::Retried | Move::Moved | Move::Redriven, Some(due)) =
             (event.event, event.due)

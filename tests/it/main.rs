@@ -31,6 +31,7 @@ mod limits;
 mod model;
 mod namespaces;
 mod pair;
+mod placement;
 mod pod;
 mod priority;
 mod python;

@@ -27,7 +27,8 @@ pub fn plan(args: &ImportArgs, now: UnixMs) -> Result<Plan, FieldError> {
         (None, Some(column)) => From::Column(column.clone()),
         (None, None) => From::Fixed(Priority::default()),
     };
-    Ok(Plan { due: args.due.clone(), due_reader, queue, key: args.key.clone(), priority, now })
+    let (key, placement) = (args.key.clone(), args.placement.clone());
+    Ok(Plan { due: args.due.clone(), due_reader, queue, key, placement, priority, now })
 }
 
 /// Draws when the tasks would be due. Needs no Redis.

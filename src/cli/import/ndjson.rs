@@ -174,9 +174,11 @@ fn fields<'a>(
     }
     json.finish()?;
     pack::end(out, head, count, true);
-    // A priority that is left out is the usual one; the others must be there.
+    // A priority that is left out is the usual one, and a placement key may be left out; the others must be there.
     let absent = roles.iter().find(|(role, name)| {
-        *role != Role::Priority && texts[*role as usize].is_none() && !seen.iter().any(|known| known == name)
+        !matches!(*role, Role::Priority | Role::Placement)
+            && texts[*role as usize].is_none()
+            && !seen.iter().any(|known| known == name)
     });
     match absent {
         None => Ok(texts),

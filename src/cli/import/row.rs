@@ -21,6 +21,8 @@ pub struct Row {
     pub due: UnixMs,
     /// Its idempotency key.
     pub key: Option<Bytes>,
+    /// Its placement key.
+    pub placement: Option<Bytes>,
     /// A msgpack map of the other columns.
     pub payload: Bytes,
 }
@@ -71,6 +73,8 @@ pub struct Plan {
     pub queue: From<QueueName>,
     /// Column of the idempotency key.
     pub key: Option<String>,
+    /// Column of the placement key. An empty cell means none.
+    pub placement: Option<String>,
     /// The priority. An empty cell means the usual one.
     pub priority: From<Priority>,
     /// When the import began: due times are checked against it.
@@ -88,11 +92,13 @@ pub enum Role {
     Key,
     /// The priority.
     Priority,
+    /// The placement key.
+    Placement,
 }
 
 impl Role {
     /// How many there are.
-    pub const COUNT: usize = 4;
+    pub const COUNT: usize = 5;
 
     /// The option that names this column.
     pub const fn option(self) -> &'static str {
@@ -101,6 +107,7 @@ impl Role {
             Self::Queue => "queue-column",
             Self::Key => "key",
             Self::Priority => "priority-column",
+            Self::Placement => "placement",
         }
     }
 }
@@ -117,6 +124,9 @@ impl Plan {
         }
         if let From::Column(name) = &self.priority {
             roles.push((Role::Priority, name));
+        }
+        if let Some(name) = &self.placement {
+            roles.push((Role::Placement, name));
         }
         roles
     }
@@ -160,7 +170,7 @@ impl RowMaker {
         payload: Bytes,
         texts: [Option<&[u8]>; Role::COUNT],
     ) -> Result<Row, (Role, FieldError)> {
-        let [due, queue, key, priority] = texts;
+        let [due, queue, key, priority, placement] = texts;
         let at = |role: Role| move |error: FieldError| (role, error);
         let due = self.plan.due_reader.read(due.unwrap_or_default()).map_err(at(Role::Due))?;
         due.checked_due(self.plan.now).map_err(at(Role::Due))?;
@@ -185,6 +195,15 @@ impl RowMaker {
                 Some(self.buf.split().freeze())
             }
         };
+        let placement = match placement.filter(|text| self.plan.placement.is_some() && !text.is_empty()) {
+            None => None,
+            Some(text) => {
+                check_key("placement", text).map_err(at(Role::Placement))?;
+                self.reserve();
+                self.buf.put_slice(text);
+                Some(self.buf.split().freeze())
+            }
+        };
         if payload.len() > limits::PAYLOAD_MAX_BYTES {
             let detail = format!(
                 "payload has {} bytes; at most {} are allowed",
@@ -193,7 +212,7 @@ impl RowMaker {
             );
             return Err((Role::Due, FieldError::new("payload", Reason::TooLong, detail)));
         }
-        Ok(Row { line, queue, priority, due, key, payload })
+        Ok(Row { line, queue, priority, due, key, placement, payload })
     }
 
     /// Room for the usual row, taken a quarter of a megabyte at a time.

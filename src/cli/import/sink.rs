@@ -28,6 +28,7 @@ impl Sink for ClientSink {
             due: Due::At(row.due),
             priority: row.priority,
             key: row.key.map(|bytes| Key { bytes, window_ms: limits::IMPORT_KEY_WINDOW_MS }),
+            placement: row.placement,
             payload: row.payload,
             ..self.template.clone()
         };

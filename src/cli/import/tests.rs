@@ -14,6 +14,7 @@ const NOW: UnixMs = UnixMs(1_764_511_260_123);
 
 fn plan(due: &str) -> Plan {
     Plan {
+        placement: None,
         due: due.to_owned(),
         due_reader: DueReader::new(Some(find_zone("America/New_York").unwrap())),
         queue: From::Fixed(QueueName::new("push").unwrap()),
@@ -112,17 +113,20 @@ fn queue_priority_and_key_may_come_from_columns() {
         queue: From::Column("q".into()),
         priority: From::Column("p".into()),
         key: Some("k".into()),
+        placement: Some("to".into()),
         ..plan("at")
     };
-    let text = b"at,q,p,k,x\n1764511260,a.b,P0,k1,1\n1764511260,c, ,k2,2\n";
+    let text = b"at,q,p,k,x,to\n1764511260,a.b,P0,k1,1,u-17\n1764511260,c, ,k2,2,\n";
     let (rows, _) = all(Format::Csv, text, plan.clone()).unwrap();
     assert_eq!((rows[0].queue.as_str(), rows[0].priority), ("a.b", Priority::P0));
     assert_eq!((rows[1].queue.as_str(), rows[1].priority), ("c", Priority::P3));
     assert_eq!(map(&rows[0]).keys().collect::<Vec<_>>(), ["x"]);
-    let text = b"{\"at\":1764511260,\"q\":\"a.b\",\"p\":1,\"k\":12,\"x\":true}\n{\"at\":1764511260,\"q\":\"c\",\"k\":\"z\"}";
+    assert_eq!((rows[0].placement.as_deref(), &rows[1].placement), (Some(&b"u-17"[..]), &None));
+    let text = b"{\"at\":1764511260,\"q\":\"a.b\",\"p\":1,\"k\":12,\"to\":7,\"x\":true}\n{\"at\":1764511260,\"q\":\"c\",\"k\":\"z\"}";
     let (rows, bad) = all(Format::Ndjson, text, plan).unwrap();
     assert!(bad.is_empty(), "{bad:?}");
     assert_eq!((rows[0].priority, rows[0].key.as_deref()), (Priority::P1, Some(&b"12"[..])));
+    assert_eq!((rows[0].placement.as_deref(), &rows[1].placement), (Some(&b"7"[..]), &None));
     assert_eq!(rows[1].priority, Priority::P3);
 }
 

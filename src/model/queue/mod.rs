@@ -11,6 +11,7 @@ mod limits;
 mod maintenance;
 mod owner;
 mod pause;
+mod placement;
 mod table;
 mod tries;
 
@@ -20,6 +21,7 @@ pub use limits::{BreakerSettings, Forced, LimitSettings, Rate, retry_window};
 pub use maintenance::Maintenance;
 pub use owner::Owner;
 pub use pause::Pause;
+pub use placement::{Collapse, PlacementSettings, placement_rate};
 pub use table::{Hold, QueueTable};
 pub use tries::{TimeoutDefaults, TryDefaults};
 
@@ -58,6 +60,9 @@ pub struct QueueSettings {
     /// How much of it may be handed out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitSettings>,
+    /// Limits of each placement key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<PlacementSettings>,
     /// Most tasks of it that have not ended: further ones are refused when they are submitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backlog: Option<u64>,
@@ -80,6 +85,7 @@ impl QueueSettings {
         self.owner.iter().try_for_each(Owner::check)?;
         self.routing.iter().try_for_each(Routing::check)?;
         self.limits.iter().try_for_each(LimitSettings::check)?;
+        self.placement.iter().try_for_each(PlacementSettings::check)?;
         if let Some(backlog) = self.backlog.filter(|most| !(1..=bounds::BACKLOG_MAX_ROWS).contains(most)) {
             let detail = format!("{backlog} must lie between 1 and {}", bounds::BACKLOG_MAX_ROWS);
             return Err(FieldError::new("backlog", Reason::OutOfRange, detail));
