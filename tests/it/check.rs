@@ -107,7 +107,9 @@ async fn world(size: i64) -> World {
     task(&space, "push", T0 - 3_800).await;
     let three = claim(&space, &claim_all("p1")).await.tasks;
     assert_eq!(three.len(), 3);
-    let hold = |at: usize| StartRow { id: three[at].id, grant: three[at].grant, lease_ms: 60_000 };
+    // Each in a lease string of its own.
+    let lease_ms = [60_000, 50_000];
+    let hold = |at: usize| StartRow { id: three[at].id, grant: three[at].grant, lease_ms: lease_ms[at] };
     run::start(&space, bucket(), "ex", &[hold(0)]).await.unwrap();
     let as_it_is = StartRow { lease_ms: 0, ..hold(1) };
     run::offer(&space, bucket(), "p1", &[(as_it_is, "ex")]).await.unwrap();

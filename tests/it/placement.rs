@@ -76,7 +76,7 @@ async fn one_of_a_key_runs_and_the_others_wait_in_due_order() {
     let space = space(&bed).await;
     let lane = lane(&space, "push", Priority::P3).await;
     let own: Vec<Row> = [3, 1, 2].map(|n| of("u-17", spec(lane, T0 - 10 + n))).into();
-    let (other, plain) = (of("u-18", spec(lane, T0)), row(spec(lane, T0)));
+    let (other, plain) = (of("u-18", spec(lane, T0 - 1)), row(spec(lane, T0)));
     submit(&space, &[own.clone(), vec![other.clone(), plain.clone()]].concat()).await;
     let mut ask = ruled(lane, &running(1));
     let first = claim(&space, &ask).await;
