@@ -1,6 +1,6 @@
 //! Pods and executors as processes.
 
-use crate::{LOCK_MS, LOG, NAMESPACE, WORKER};
+use crate::{DISPATCH_MS, LOCK_MS, LOG, NAMESPACE, WORKER};
 use minutehand::dev::redis::spawn;
 use std::fs::File;
 use std::path::Path;
@@ -61,7 +61,7 @@ pub fn pod(url: &str, log: &Path, number: usize) -> Command {
     for (key, value) in [
         ("POD__LOCK", &format!("{LOCK_MS}ms")[..]),
         ("POD__POLL", "300ms"),
-        ("DEFAULTS__DISPATCH_TIMEOUT", "3s"),
+        ("DEFAULTS__DISPATCH_TIMEOUT", &format!("{DISPATCH_MS}ms")[..]),
     ] {
         command.env(format!("MINUTEHAND__{key}"), value);
     }
