@@ -7,7 +7,7 @@ CARGO ?= cargo
 SERVER = $$(scripts/get-server)
 WITH_SERVER = set -e; server=$(SERVER); export MINUTEHAND_REDIS_SERVER="$$server";
 
-.PHONY: demo test bench bench-peers chaos chaos-cluster chaos-sentinel chaos-valkey e2e-cluster e2e-sentinel e2e-valkey \
+.PHONY: demo test cases bench bench-peers chaos chaos-cluster chaos-sentinel chaos-valkey e2e-cluster e2e-sentinel e2e-valkey \
 	lint docs server help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo 'make chaos   break everything under load for CHAOS_SECONDS (300) and judge every task'
 	@echo 'make chaos-cluster, chaos-sentinel, chaos-valkey    the same there, for 60 s; CHAOS_WAIT=0 counts what is lost'
 	@echo 'make e2e-cluster, e2e-sentinel, e2e-valkey          the program end to end on each of them'
+	@echo 'make cases   trials of full size: millions of tasks, some minutes and 2 GiB'
 	@echo 'make bench   what a task costs, beside the floor; BENCH="lifecycle --rounds 3" for one of them'
 	@echo 'make bench-peers  the same work by other schedulers, installed under target/peers; PEERS="--only bullmq"'
 	@echo 'make lint    formatting and clippy, warnings denied'
@@ -54,6 +55,10 @@ e2e-cluster e2e-sentinel: e2e-%:
 e2e-valkey:
 	@set -e; server=$$(scripts/get-server --valkey); export MINUTEHAND_REDIS_SERVER="$$server"; \
 		$(CARGO) nextest run --no-fail-fast --features testing -E 'binary(e2e)'
+
+# Trials of full size that the tests make with fewer tasks.
+cases:
+	@$(WITH_SERVER) $(CARGO) nextest run --no-fail-fast --success-output final --features testing --run-ignored ignored-only -E 'binary(e2e)'
 
 bench:
 	@$(WITH_SERVER) $(CARGO) bench --features testing --bench bench -- $(BENCH)

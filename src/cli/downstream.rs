@@ -112,6 +112,10 @@ pub async fn run(command: &DownstreamCommand, loaded: &Loaded, output: Output) -
             client.note(&connect::who(), "downstream.set", name.as_str(), "").await?;
             let change = client.downstream_set(&name, apply).await?;
             render::show(output, &json(&change)?, |value| {
+                if value["settings"]["limits"].as_object().is_none_or(serde_json::Map::is_empty) {
+                    return format!("nothing is set for {}\n", change.downstream)
+                        + &late(&change.pods_behind);
+                }
                 lines(&change.downstream, &value["settings"]["limits"]) + &late(&change.pods_behind)
             });
             return Ok(if change.pods_behind.is_empty() { Exit::Ok } else { Exit::Failed });

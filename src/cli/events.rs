@@ -6,7 +6,7 @@ use super::{connect, render};
 use crate::client::{ClientError, TaskView, Trace};
 use crate::model::event::{Event, Line, Move, Trimmed};
 use crate::model::replay::{Replay, Report};
-use crate::model::{TaskId, UnixMs};
+use crate::model::{QueueName, TaskId, UnixMs};
 use crate::settings::Loaded;
 use serde_json::Value;
 use std::io::BufRead;
@@ -119,6 +119,7 @@ pub async fn run(command: &EventsCommand, loaded: &Loaded, output: Output) -> Re
 
 async fn tail(args: &TailArgs, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
     let wanted = args.kind.as_deref().map(kind).transpose()?;
+    args.queue.as_deref().map(QueueName::new).transpose()?;
     let client = connect::client(loaded).await?;
     let mut tail = client.events();
     if !args.from_start {

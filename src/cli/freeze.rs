@@ -24,16 +24,17 @@ pub async fn run(args: &FreezeArgs, freeze: bool, loaded: &Loaded, output: Outpu
     };
     let value = serde_json::to_value(&frost).map_err(|error| CliError::failed(error.to_string()))?;
     render::show(output, &value, |_| {
-        let name = match &scope {
+        let name = |scope: &Scope| match scope {
             Scope::All => "everything".to_owned(),
             Scope::Queue(queue) => format!("queue {queue}"),
             Scope::Plan(plan) => format!("plan {plan}"),
         };
+        let what = name(&scope);
         let mut lines = vec![match (freeze, frost.changed) {
-            (true, true) => format!("{name} is frozen: nothing more of it starts"),
-            (true, false) => format!("{name} was frozen already"),
-            (false, true) => format!("{name} is thawed"),
-            (false, false) => format!("{name} was not frozen"),
+            (true, true) => format!("{what} is frozen: nothing more of it starts"),
+            (true, false) => format!("{what} was frozen already"),
+            (false, true) => format!("{what} is thawed"),
+            (false, false) => format!("{what} was not frozen"),
         }];
         for frozen in &frost.freeze.frozen {
             let why = if frozen.cause.is_empty() {
@@ -44,7 +45,7 @@ pub async fn run(args: &FreezeArgs, freeze: bool, loaded: &Loaded, output: Outpu
             lines.push(format!(
                 "frozen since {}: {} by {}{why}",
                 frozen.since,
-                frozen.scope,
+                name(&frozen.scope),
                 render::safe(&frozen.who)
             ));
         }

@@ -6,6 +6,7 @@
 pub mod access;
 pub mod base64;
 pub mod bins;
+pub mod breaker;
 pub mod bucket;
 pub mod complaints;
 pub mod decide;
@@ -31,6 +32,7 @@ pub mod spec;
 pub mod spread;
 pub mod state;
 pub mod subscription;
+pub mod window;
 
 pub use bucket::{Bucket, Namespace, Tag};
 pub use durability::Durability;

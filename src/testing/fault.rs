@@ -4,9 +4,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::watch;
@@ -36,6 +37,57 @@ pub struct Fault {
     pub deaf: bool,
 }
 
+/// What happens once a proxy has passed on so many commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trap {
+    /// Every connection is cut: the server has the command, and its answer goes nowhere.
+    Cut,
+    /// Nothing passes any more, either way, and nothing is closed.
+    Stall,
+}
+
+/// Finds the ends of commands in what a client sends, piece by piece.
+#[derive(Debug, Default)]
+struct Commands {
+    line: Vec<u8>,
+    /// Arguments of the command that are still to come.
+    args: u64,
+    /// Bytes of an argument that are still to come, with the end of its line.
+    bulk: usize,
+}
+
+impl Commands {
+    /// Where in this piece commands end.
+    fn ends(&mut self, piece: &[u8]) -> Vec<usize> {
+        let (mut at, mut ends) = (0, Vec::new());
+        while at < piece.len() {
+            if self.bulk > 0 {
+                let here = self.bulk.min(piece.len() - at);
+                (self.bulk, at) = (self.bulk - here, at + here);
+                if self.bulk == 0 {
+                    self.args = self.args.saturating_sub(1);
+                    if self.args == 0 {
+                        ends.push(at);
+                    }
+                }
+                continue;
+            }
+            self.line.push(piece[at]);
+            at += 1;
+            if self.line.ends_with(b"\n") {
+                let line = std::mem::take(&mut self.line);
+                let number = std::str::from_utf8(&line[1..]).ok().and_then(|text| text.trim().parse().ok());
+                match (line[0], number) {
+                    (b'*', Some(args)) => self.args = args,
+                    (b'$', Some(length)) => self.bulk = length as usize + 2,
+                    _ => ends.push(at),
+                }
+            }
+        }
+        ends
+    }
+}
+
 struct State {
     behind: Behind,
     fault: watch::Sender<Fault>,
@@ -43,6 +95,9 @@ struct State {
     cuts: watch::Sender<u64>,
     /// Bytes from the server until all is cut; `u64::MAX` is never.
     cut_after: AtomicU64,
+    /// Commands until a trap springs; none is set.
+    trap: Mutex<Option<(u64, Trap)>>,
+    sprung: AtomicBool,
     accepted: AtomicU64,
 }
 
@@ -63,6 +118,8 @@ impl FaultProxy {
             fault: watch::channel(Fault::default()).0,
             cuts: watch::channel(0).0,
             cut_after: AtomicU64::new(u64::MAX),
+            trap: Mutex::new(None),
+            sprung: AtomicBool::new(false),
             accepted: AtomicU64::new(0),
         });
         let task = tokio::spawn(accept(listener, Arc::clone(&state))).abort_handle();
@@ -99,6 +156,17 @@ impl FaultProxy {
         self.state.cut_after.load(Ordering::SeqCst) == u64::MAX
     }
 
+    /// Sets a trap that springs when the server has been sent so many more commands, on all connections together.
+    pub fn after_commands(&self, count: u64, trap: Trap) {
+        self.state.sprung.store(false, Ordering::SeqCst);
+        *self.state.trap.lock() = Some((count.max(1), trap));
+    }
+
+    /// Whether the trap of [`after_commands`](Self::after_commands) has sprung.
+    pub fn sprung(&self) -> bool {
+        self.state.sprung.load(Ordering::SeqCst)
+    }
+
     /// How many connections were accepted so far.
     pub fn accepted(&self) -> u64 {
         self.state.accepted.load(Ordering::SeqCst)
@@ -108,6 +176,21 @@ impl FaultProxy {
 impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+impl State {
+    /// Counts commands that end here. Answers where the one ends with which the trap springs, if it does.
+    fn spring(&self, ends: &[usize]) -> Option<(usize, Trap)> {
+        let mut set = self.trap.lock();
+        let (left, trap) = (*set)?;
+        if (ends.len() as u64) < left {
+            *set = Some((left - ends.len() as u64, trap));
+            return None;
+        }
+        *set = None;
+        self.sprung.store(true, Ordering::SeqCst);
+        Some((ends[left as usize - 1], trap))
     }
 }
 
@@ -159,6 +242,7 @@ async fn carry(
 ) -> io::Result<()> {
     let mut fault = state.fault.subscribe();
     let mut piece = vec![0; PIECE_BYTES];
+    let mut commands = Commands::default();
     let stalled = |fault: &Fault| fault.half_open || (fault.deaf && !answers);
     loop {
         // The sender lives as long as the state, so this waits for a change and nothing else.
@@ -176,6 +260,25 @@ async fn carry(
         }
         let _ = fault.wait_for(|fault| !stalled(fault)).await;
         let mut pass = length;
+        if !answers {
+            let ends = commands.ends(&piece[..length]);
+            if let Some((at, trap)) = state.spring(&ends) {
+                to.write_all(&piece[..at]).await?;
+                to.flush().await?;
+                match trap {
+                    Trap::Cut => {
+                        state.cuts.send_modify(|count| *count += 1);
+                        return Ok(());
+                    }
+                    Trap::Stall => {
+                        state.fault.send_modify(|fault| fault.half_open = true);
+                        let _ = fault.wait_for(|fault| !stalled(fault)).await;
+                        to.write_all(&piece[at..length]).await?;
+                        continue;
+                    }
+                }
+            }
+        }
         if answers {
             let left = state.cut_after.load(Ordering::SeqCst);
             let length = u64::try_from(length).unwrap_or(u64::MAX);
@@ -192,5 +295,22 @@ async fn carry(
             }
         }
         to.write_all(&piece[..pass]).await?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_end_where_they_end_however_they_are_cut() {
+        let sent = b"*1\r\n$4\r\nPING\r\n*3\r\n$3\r\nSET\r\n$1\r\na\r\n$8\r\n*1\r\n$4\r\n\r\nPING\r\n";
+        let expected = [14, sent.len() - 6, sent.len()];
+        assert_eq!(Commands::default().ends(sent), expected);
+        let (mut commands, mut found) = (Commands::default(), Vec::new());
+        for (at, byte) in sent.iter().enumerate() {
+            found.extend(commands.ends(&[*byte]).into_iter().map(|end| at + end));
+        }
+        assert_eq!(found, expected);
     }
 }

@@ -3,6 +3,7 @@
 //! Each test has a Redis of its own and waits for what it can see; nothing here sleeps for a while and hopes.
 
 mod access;
+mod cases;
 mod dev;
 mod failure;
 mod fleet;

@@ -1,13 +1,18 @@
 //! The Redis user of `deploy/users.acl` has the rights that the product needs, and no others.
 
 use minutehand::client::{Client, DeadFilter, Due, NewTask, NewToken};
+use minutehand::dev::redis::{ServerBinary, ServerOptions};
 use minutehand::executor::{Executor, HandlerError};
-use minutehand::model::{Key, Namespace, Priority, QueueName};
+use minutehand::model::{Key, Namespace, Priority, QueueName, Spec};
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::queue::Scope;
+use minutehand::store::run::{self, Outcome, StartRow};
 use minutehand::store::{At, ConnectSettings, SCRIPTS, Space, Store, StoreError};
+use minutehand::store::{dead, due, intake};
 use minutehand::testing::bed::Bed;
+use minutehand::testing::fixtures::*;
+use minutehand::testing::snapshot::snapshot;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -132,4 +137,145 @@ async fn everything_works_with_these_rights_and_nothing_else_does() {
     let elsewhere =
         Space::open(Store::connect(settings).await.unwrap(), Namespace::new("mh2").unwrap()).await;
     assert!(matches!(elsewhere, Err(StoreError::NoPermission { .. })), "{elsewhere:?}");
+}
+
+/// One call by a user who lacks a right: either it does without it, or it is refused and nothing has changed.
+async fn whole_or_not_at_all<T>(
+    admin: &Space,
+    script: &str,
+    lacks: &str,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Option<T> {
+    let before = snapshot(admin).await;
+    let uses = SCRIPTS.iter().find(|one| one.name == script).unwrap().commands().contains(lacks);
+    match call.await {
+        Ok(answer) => {
+            assert!(!uses, "{script} did without {lacks}");
+            Some(answer)
+        }
+        Err(StoreError::NoPermission { what }) => {
+            assert!(
+                uses && what.contains(&format!("+{}", lacks.to_lowercase())),
+                "{script}, {lacks}: {what}"
+            );
+            assert_eq!(snapshot(admin).await, before, "{script} stopped half-way without {lacks}");
+            None
+        }
+        Err(error) => panic!("{script} without {lacks}: {error}"),
+    }
+}
+
+#[tokio::test]
+async fn a_right_that_is_taken_away_stops_a_script_before_it_writes() {
+    rights_taken_away(ServerOptions::default()).await;
+}
+
+#[tokio::test]
+async fn a_right_that_is_taken_away_on_a_valkey_stops_a_script_before_it_writes() {
+    let Some(valkey) = ServerBinary::find_valkey() else {
+        println!("skipped: there is no valkey-server; scripts/get-server --valkey brings one");
+        return;
+    };
+    rights_taken_away(ServerOptions { binary: Some(valkey), ..ServerOptions::default() }).await;
+}
+
+async fn rights_taken_away(options: ServerOptions) {
+    let bed = Bed::own_server(options).await.unwrap();
+    let admin = space(&bed).await;
+    let acl = async |words: &[&str]| {
+        let words = words.iter().map(|word| bytes::Bytes::from((*word).to_owned())).collect();
+        admin.store().command("ACL SETUSER", At::Any, words).await.unwrap()
+    };
+    // With patterns, as the documented user has them.
+    let name = bed.namespace();
+    let patterns = ["~{", "~{", "&{", "&{"].into_iter().zip([".", ":", ".", ":"]);
+    let patterns: Vec<String> = patterns.map(|(before, after)| format!("{before}{name}{after}*")).collect();
+    let whole: Vec<&str> =
+        ["app", "on", ">pw", "+@all"].into_iter().chain(patterns.iter().map(String::as_str)).collect();
+    acl(&whole).await;
+    let settings =
+        ConnectSettings { username: Some("app".into()), password: Some("pw".into()), ..bed.settings() };
+    let app = Space::open(Store::connect(settings).await.unwrap(), admin.namespace().clone()).await.unwrap();
+    app.inject_now(Some(T0));
+    let lane = lane(&admin, "push", Priority::P3).await;
+    let mut now = T0;
+    let laden = |n: usize, now: i64| {
+        let key = Some(Key::new(format!("{n}-{}", fastrand::u64(..)), 60_000).unwrap());
+        row(Spec { key, deadline: Some((now + 3_600_000).into()), ..spec(lane, now) })
+    };
+    // Without TIME not even the question which right is missing can be answered.
+    let all: BTreeSet<&str> =
+        SCRIPTS.iter().flat_map(|script| script.commands()).filter(|name| *name != "TIME").collect();
+    let (mut refused, mut done) = (0, 0);
+    for lacks in all {
+        // Of each kind some: waiting, running, dead, to be done by the admin if the user may not.
+        [&admin, &app].iter().for_each(|space| space.inject_now(Some(now)));
+        let rows: Vec<_> = (0..8).map(|n| laden(n, now)).collect();
+        submit(&admin, &rows).await;
+        let tasks = claim(&admin, &claim_all("p1")).await.tasks;
+        assert_eq!(tasks.len(), 8, "{lacks}");
+        let fatal = [ack_row(&tasks[0], Outcome::Fatal { error: "no".into() })];
+        run::ack(&admin, bucket(), "ex", &fatal, false).await.unwrap();
+        let later = row(spec(lane, now + 60_000));
+        submit(&admin, std::slice::from_ref(&later)).await;
+        acl(&["app", &format!("-{lacks}")]).await;
+        let hold = |n: usize| [StartRow { id: tasks[n].id, grant: tasks[n].grant, lease_ms: 30_000 }];
+        let (hold1, hold2) = (hold(1), hold(2));
+        let outcome = |n: usize, outcome| [ack_row(&tasks[n], outcome)];
+        let good = outcome(3, Outcome::Succeeded);
+        let bad = outcome(4, Outcome::Failed { error: "no".into() });
+        let own = rows.iter().find(|row| row.id == tasks[7].id).unwrap().spec.clone();
+        let fresh = [laden(9, now)];
+        let back = [(tasks[5].id, tasks[5].grant)];
+        let (pending, running, dead) = ([later.id], [tasks[6].id], [(tasks[0].id, (now + 1_000).into())]);
+        let taker = claim_all("p1");
+        macro_rules! tried {
+            ($($script:literal $call:expr;)*) => {
+                $(match whole_or_not_at_all(&admin, $script, lacks, $call).await {
+                    Some(_) => done += 1,
+                    None => refused += 1,
+                })*
+            };
+        }
+        tried! {
+            "intake.submit" intake::submit(&app, bucket(), &fresh, intake::Sending::default());
+            "due.claim" due::claim(&app, bucket(), &taker);
+            "run.start" run::start(&app, bucket(), "ex", &hold1);
+            "run.renew" run::renew(&app, bucket(), "ex", &hold2);
+            "run.offer" run::offer(&app, bucket(), "p1", &[(hold2[0], "ex")]);
+            "run.mark" run::mark(&app, tasks[1].id, tasks[1].grant, b"p", "half".into());
+            "run.ack" run::ack(&app, bucket(), "ex", &good, false);
+            "run.ack" run::ack(&app, bucket(), "ex", &bad, false);
+            "due.release" due::release(&app, bucket(), "ex", "drain", &back);
+            "intake.reschedule" intake::reschedule(&app, "op", later.id, (now + 90_000).into());
+            "intake.reprioritize" intake::reprioritize(&app, "op", later.id, Priority::P1);
+            "intake.edit" intake::edit(&app, "op", tasks[7].id, None, 0, &own, "all");
+            "intake.cancel" intake::cancel(&app, bucket(), "op", "", &pending);
+            "intake.cancel" intake::cancel(&app, bucket(), "op", "", &running);
+            "dead.redrive" dead::redrive(&app, bucket(), "op", &dead);
+        }
+        acl(&["app", "+@all"]).await;
+        // With all rights everything ends, and nothing is damaged.
+        let left = claim(&app, &claim_all("p1")).await.tasks;
+        ack_done(&app, &left).await;
+        ack_done(&app, &tasks).await;
+        intake::cancel(&app, bucket(), "op", "", &pending).await.unwrap();
+        let letters: Vec<_> =
+            dead::page(&app, bucket(), 0.into(), 0).await.unwrap().iter().map(|one| one.id).collect();
+        dead::delete(&app, bucket(), "op", &letters).await.unwrap();
+        // Retries fall due, and leases lapse of what this user was granted.
+        for _ in 0..4 {
+            now += 20_000;
+            app.inject_now(Some(now));
+            let left = claim(&app, &claim_all("p1")).await.tasks;
+            ack_done(&app, &left).await;
+        }
+        let counts = minutehand::store::read::counts(&admin, bucket()).await.unwrap();
+        assert_eq!((counts.count("pending"), counts.count("running")), (0, 0), "{lacks}");
+        let report = check(&admin, CheckOptions::default()).await.unwrap();
+        assert!(report.ok, "{lacks}: {report:#?}");
+        now += 10_000;
+    }
+    println!("{refused} calls refused, {done} done");
+    assert!(refused > 100 && done > 100, "{refused} {done}");
 }

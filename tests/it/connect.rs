@@ -201,12 +201,19 @@ async fn logins_and_missing_rights_are_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_evicting_server_is_refused_unless_allowed() {
-    let lines = vec!["maxmemory-policy allkeys-lru".into()];
+    // What it does is read from INFO: also where CONFIG is not to be had.
+    let lines = vec!["rename-command CONFIG \"\"".into()];
     let bed = Bed::own_server(ServerOptions { lines, ..ServerOptions::default() }).await.expect("a server");
-    let error = Store::connect(bed.settings()).await.expect_err("it evicts");
-    assert_eq!(error, StoreError::UnsafeEviction { policy: "allkeys-lru".into() });
-    let allowed = ConnectSettings { allow_evicting: true, ..bed.settings() };
-    basics(&Store::connect(allowed).await.expect("a store"), "a").await;
+    basics(&bed.store().await.expect("a store"), "a").await;
+    for policy in ["allkeys-lru", "volatile-lru", "volatile-ttl"] {
+        let lines = vec![format!("maxmemory-policy {policy}"), "rename-command CONFIG \"\"".into()];
+        let bed =
+            Bed::own_server(ServerOptions { lines, ..ServerOptions::default() }).await.expect("a server");
+        let error = Store::connect(bed.settings()).await.expect_err("it evicts");
+        assert_eq!(error, StoreError::UnsafeEviction { policy: policy.into() });
+        let allowed = ConnectSettings { allow_evicting: true, ..bed.settings() };
+        basics(&Store::connect(allowed).await.expect("a store"), "a").await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

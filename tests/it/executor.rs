@@ -293,3 +293,65 @@ async fn one_name_in_two_processes_is_two_executors() {
     two.end().await;
     town.end().await;
 }
+
+/// Short ones end, long ones and what has not started go back, and nothing of it counts as a failure.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_ends_what_is_short_and_gives_back_the_rest_within_its_grace() {
+    let bed = Bed::shared().await.unwrap();
+    let town = Town::build(&bed).await;
+    let entered = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let count = Arc::clone(&entered);
+    let handler = move |task: Task, _: Context| -> HandlerFuture {
+        count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        let ms = match &task.payload[..] {
+            b"short" => 1_000,
+            b"long" => 60_000,
+            _ => 0,
+        };
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            Ok(())
+        })
+    };
+    let grace = Duration::from_secs(5);
+    let builder =
+        town.executor(&bed).await.slots(20).drain_grace(grace).stop_grace(Duration::from_millis(500));
+    let executor = start(builder.handle("q", handler));
+    let of = |payload: &'static str| NewTask { payload: payload.into(), lease_ms: Some(10_000), ..task("q") };
+    let submit = async |payload: &'static str, count: usize| -> Vec<TaskId> {
+        let told = town.client.submit_batch((0..count).map(|_| of(payload)).collect()).await.unwrap();
+        told.into_iter().map(|one| one.unwrap().id).collect()
+    };
+    // Tasks that take no time teach it to fetch ahead.
+    submit("quick", 200).await;
+    town.until_count("succeeded", 200).await;
+    let (short, long) = (submit("short", 10).await, submit("long", 10).await);
+    let all_run = async {
+        while entered.load(std::sync::atomic::Ordering::SeqCst) < 220 {
+            tokio::task::yield_now().await
+        }
+    };
+    tokio::time::timeout(NEVER, all_run).await.unwrap();
+    // All of these are in its hands or its inbox when it is told to stop: no slot is free for a second.
+    let ahead = submit("quick", 100).await;
+    town.until_count("running", 120).await;
+    let began = minutehand::clock::mono();
+    let ending = tokio::spawn(executor.end());
+    town.until_count("pending", 100).await;
+    let back = began.elapsed();
+    let report = ending.await.unwrap();
+    let took = began.elapsed();
+    println!("given back after {back:?}, ended after {took:?}: {report:?}");
+    assert!(back < Duration::from_millis(400), "{back:?}");
+    assert!(took < grace, "{took:?}");
+    town.until_count("pending", 110).await;
+    assert_eq!(entered.load(std::sync::atomic::Ordering::SeqCst), 220, "nothing began after it");
+    for id in short {
+        assert_eq!(town.client.get(id).await.unwrap().unwrap().state, State::Succeeded);
+    }
+    for id in long.into_iter().chain(ahead) {
+        let view = town.client.get(id).await.unwrap().unwrap();
+        assert_eq!((view.state, view.failures, view.attempts.len()), (State::Pending, 0, 0), "uncounted");
+    }
+    town.end().await;
+}

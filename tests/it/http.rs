@@ -161,6 +161,14 @@ async fn what_is_wrong_is_named_and_nothing_is_left_of_it() {
         problem(&raw("application/json", r#"{"queue":"q","in_ms":NaN}"#).await),
         (422, "invalid_type", "in_ms")
     );
+    // A due time of zero, or of minus zero, is a number and is past: at once.
+    for body in [r#"{"queue":"zero","at_ms":0}"#, r#"{"queue":"zero","in_ms":0}"#] {
+        assert_eq!(raw("application/json", body).await.0, 201, "{body}");
+    }
+    assert_eq!(
+        problem(&raw("application/json", r#"{"queue":"q","at_ms":-0.0}"#).await),
+        (422, "invalid_type", "at_ms")
+    );
     assert_eq!(problem(&raw("application/json", "{").await), (400, "bad_body", ""));
     assert_eq!(problem(&raw("text/plain", "{}").await), (415, "unsupported_media_type", ""));
     let large = format!(r#"{{"queue":"q","payload":"{}"}}"#, "x".repeat(1 << 20));
@@ -185,7 +193,7 @@ async fn what_is_wrong_is_named_and_nothing_is_left_of_it() {
     assert_eq!(problem(&door.get("/v1/dead?cursor=x").await), (422, "invalid_type", "cursor"));
 
     let (status, answer) = door.get("/v1/status").await;
-    assert_eq!((status, &answer["counts"]["submitted"]), (200, &json!(1)), "refusals left something behind");
+    assert_eq!((status, &answer["counts"]["submitted"]), (200, &json!(3)), "refusals left something behind");
 }
 
 #[tokio::test]

@@ -498,3 +498,62 @@ async fn a_foreign_key_stops_a_cancel_before_it_writes() {
     assert_eq!(intake::cancel(&space, bucket(), "me", "", &ids).await.unwrap(), vec![WishAnswer::Done; 2]);
     sound(&space).await;
 }
+
+/// Far more than fits into one list of arguments, and all due in the same millisecond.
+#[tokio::test]
+async fn tens_of_thousands_due_at_once_are_cancelled_and_run() {
+    const CANCELLED: usize = 20_000;
+    const RUN: usize = 10_000;
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let lane = lane(&space, "push", Priority::P3).await;
+    let rows: Vec<_> = (0..CANCELLED + RUN).map(|_| row(spec(lane, T0))).collect();
+    for piece in rows.chunks(1_000) {
+        assert_eq!(submit(&space, piece).await, vec![RowAnswer::Created; piece.len()]);
+    }
+    let ids: Vec<_> = rows[..CANCELLED].iter().map(|row| row.id).collect();
+    let told = intake::cancel(&space, bucket(), "op", "not needed", &ids).await.unwrap();
+    assert!(told.len() == CANCELLED && told.iter().all(|answer| *answer == WishAnswer::Done));
+    let mut ran = std::collections::BTreeSet::new();
+    while ran.len() < RUN {
+        let tasks = claim(&space, &claim_all("p1")).await.tasks;
+        assert!((1..=1_000).contains(&tasks.len()), "{} of {RUN}, and now {}", ran.len(), tasks.len());
+        ack_done(&space, &tasks).await;
+        assert!(tasks.iter().all(|task| ran.insert(task.id)), "one was granted twice");
+    }
+    let counts = read::counts(&space, bucket()).await.unwrap();
+    let all = ["succeeded", "cancelled", "pending", "running"].map(|name| counts.count(name));
+    assert_eq!(all, [RUN as i64, CANCELLED as i64, 0, 0]);
+    let report = check(&space, CheckOptions::default()).await.unwrap();
+    assert!(report.ok, "{report:#?}");
+}
+
+/// At both ends of the priorities tasks start in the order of their time, whatever their ids are.
+#[tokio::test]
+async fn the_order_within_a_priority_is_that_of_time() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    for level in [0, 5] {
+        let lane = lane(&space, "push", Priority::from_level(level).unwrap()).await;
+        let row = |n: i64| {
+            let id = TaskId::new(UnixMs(T0).minute(), bucket(), 1_000_000 - n as u64);
+            Row::new(id, spec(lane, T0 + n))
+        };
+        let rows: Vec<_> = (0..5).map(row).collect();
+        assert!(rows.windows(2).all(|pair| pair[0].id > pair[1].id), "ids sort the other way");
+        submit(&space, &rows).await;
+        space.inject_now(Some(T0 + 10));
+        for row in &rows {
+            let one = Claim { limit: 1, normal_limit: 1, ..claim_all("p1") };
+            let tasks = claim(&space, &one).await.tasks;
+            assert_eq!(tasks.iter().map(|task| task.id).collect::<Vec<_>>(), [row.id]);
+            ack_done(&space, &tasks).await;
+        }
+    }
+    assert!(Priority::from_level(6).is_none());
+    for text in ["P6", "P-1", "P", "6"] {
+        assert!(text.parse::<Priority>().is_err(), "{text}");
+    }
+    // Scores are times: all of them are whole numbers to Redis and Lua.
+    const { assert!(limits::DUE_MAX_MS < 1 << 53) };
+}

@@ -304,6 +304,73 @@ async fn a_breaker_opens_is_tried_and_closes() {
     assert_eq!(hear("a", 99_200, 0, 19, 0).await.0, Closed, "it begins anew");
 }
 
+/// Whatever pods say, the script answers what the models do.
+#[tokio::test]
+async fn windows_and_breakers_are_kept_as_their_models_say() {
+    use minutehand::model::breaker::Breaker;
+    use minutehand::model::window::{Window, Wish};
+    let bed = Bed::shared().await.unwrap();
+    let space = fixtures::space(&bed).await;
+    let seed = std::env::var("MINUTEHAND_MODEL_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("MINUTEHAND_MODEL_SEED={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for round in 0..8 {
+        let owner = LimitOwner::Queue(name(&format!("q{round}")));
+        // A rate and two retry windows, of tiers with other lengths.
+        let rates = [(random.u32(1..500), 1_000), (random.u32(1..100), 5_000), (random.u32(1..200), 25_000)]
+            .map(|(count, per_ms)| Rate { count, per_ms, burst: None });
+        let mut settings: BreakerSettings = "50%:20:2s".parse().unwrap();
+        settings.error_percent = random.u8(1..=100);
+        settings.min_outcomes = random.u32(1..40);
+        let mut windows: [Window; 3] = Default::default();
+        let mut now = T0 + round * 1_000_000;
+        let mut breaker: Option<Breaker> = None;
+        let mut held = [[0u32; 3]; 3];
+        for step in 0..250 {
+            // Mostly on, sometimes far on, sometimes back.
+            now += match random.u8(0..20) {
+                0 => random.i64(1_000..40_000),
+                1 => -random.i64(0..3_000),
+                _ => random.i64(0..60),
+            };
+            space.inject_now(Some(now));
+            let pod = random.usize(0..3);
+            let asked: Vec<WindowAsk> = (0..3)
+                .map(|at| {
+                    let had = held[pod][at];
+                    let spent = random.u32(0..=had);
+                    let at_ms = now - random.i64(0..200);
+                    let said =
+                        if spent > 0 { vec![(minutehand::model::UnixMs(at_ms), spent)] } else { vec![] };
+                    let kept = random.u32(0..=had - spent);
+                    let wanted = random.u32(0..600);
+                    WindowAsk { name: format!("w{at}"), rate: rates[at], kept, wanted, spent: said }
+                })
+                .collect();
+            let (good, bad, probes) = (random.u64(0..9), random.u64(0..9), random.u32(0..8));
+            let heard = BreakerAsk { settings, succeeded: good, failed: bad, probes_wanted: probes };
+            let ask = Ask { windows: asked.clone(), breaker: Some(heard), ..Ask::default() };
+            let id = format!("p{pod}");
+            let told = queue::allot(&space, &owner, &id, &ask).await.unwrap();
+            for at in 0..3 {
+                let spent: Vec<(i64, u32)> = asked[at].spent.iter().map(|(ms, many)| (ms.0, *many)).collect();
+                let (kept, wanted) = (asked[at].kept, asked[at].wanted);
+                let wish = Wish { pod: &id, kept, wanted, spent: &spent };
+                let expected = windows[at].ask(now, &rates[at], minutehand::limits::ALLOTMENT_MS, &wish);
+                assert_eq!(told.windows[at], expected, "round {round}, step {step}, window {at}");
+                held[pod][at] = kept + told.windows[at].0;
+            }
+            let model = breaker.get_or_insert_with(|| Breaker::new(now));
+            let granted = model.hear(now, &settings, good, bad, probes);
+            let (view, probes) = told.breaker.unwrap();
+            let got = (view.state, view.since.0, view.until.0, probes);
+            let expected = (model.state, model.since_ms, model.until_ms, granted);
+            assert_eq!(got, expected, "round {round}, step {step}, {settings:?}");
+        }
+    }
+}
+
 // ---- a whole fleet ----
 
 async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {

@@ -6,6 +6,7 @@ mod bucket;
 mod check;
 mod cli;
 mod connect;
+mod cuts;
 mod damage;
 mod dead;
 mod decider;

@@ -17,7 +17,9 @@ use minutehand::model::{
 };
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::dead::{self, RedriveAnswer};
-use minutehand::store::due::{self, Claim, ClaimAnswer, Quota, ReleaseAnswer, random_16};
+use minutehand::store::due::{
+    self, Claim, ClaimAnswer, ClaimLimits, Purse, Quota, ReleaseAnswer, Rule, random_16,
+};
 use minutehand::store::intake::{self, EditAnswer, Row, RowAnswer, Sending, SubmitAnswer, WishAnswer};
 use minutehand::store::run::{self, AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
 use minutehand::store::{At, Space, read};
@@ -70,6 +72,10 @@ enum Op {
         repeat: bool,
         /// Which plans this pod believes to be frozen.
         frozen: [bool; 2],
+        /// What limits let go: of each queue, and of what has failed in both together.
+        purses: [Option<u32>; 3],
+        /// Nothing that has failed may go.
+        no_retries: bool,
     },
     Start(Vec<Index>, i64),
     Renew(Vec<Index>, i64),
@@ -80,6 +86,8 @@ enum Op {
         again: bool,
     },
     AckAgain,
+    /// An executor came back after a while and tells what its journal says: of any task it ever had, under any grant.
+    Journal(Vec<(Index, Index, End)>),
     Release(Vec<Index>),
     Cancel(Vec<Index>),
     Reschedule(Index, i64),
@@ -147,6 +155,7 @@ fn end() -> impl Strategy<Value = End> {
 fn op() -> impl Strategy<Value = Op> {
     let some = |most| proptest::collection::vec(any::<Index>(), 1..most);
     let lease = prop_oneof![1_000i64..40_000, Just(86_400_000)];
+    let purse = || proptest::option::weighted(0.15, 0u32..4);
     let quota = || proptest::option::weighted(0.2, (0u32..4, 0u32..4));
     let claim = (
         0..2usize,
@@ -157,17 +166,22 @@ fn op() -> impl Strategy<Value = Op> {
         1u8..3,
         proptest::bool::weighted(0.1),
         [proptest::bool::weighted(0.25), proptest::bool::weighted(0.25)],
+        ([purse(), purse(), purse()], proptest::bool::weighted(0.1)),
     )
-        .prop_map(|(pod, limit, normal, quota, closed, holders, repeat, frozen)| Op::Claim {
-            pod,
-            limit,
-            normal,
-            quota,
-            closed,
-            holders,
-            repeat,
-            frozen,
-        });
+        .prop_map(
+            |(pod, limit, normal, quota, closed, holders, repeat, frozen, (purses, no_retries))| Op::Claim {
+                pod,
+                limit,
+                normal,
+                quota,
+                closed,
+                holders,
+                repeat,
+                frozen,
+                purses,
+                no_retries,
+            },
+        );
     prop_oneof![
         6 => proptest::collection::vec(new_row(), 1..6).prop_map(Op::Submit),
         2 => any::<Index>().prop_map(Op::Resend),
@@ -178,6 +192,7 @@ fn op() -> impl Strategy<Value = Op> {
         5 => (proptest::collection::vec((any::<Index>(), end()), 1..5), proptest::bool::weighted(0.15), any::<bool>())
             .prop_map(|(rows, old, again)| Op::Ack { rows, old, again }),
         1 => Just(Op::AckAgain),
+        2 => proptest::collection::vec((any::<Index>(), any::<Index>(), end()), 1..5).prop_map(Op::Journal),
         2 => some(4).prop_map(Op::Release),
         2 => some(4).prop_map(Op::Cancel),
         1 => (any::<Index>(), -10_000i64..400_000).prop_map(|(which, ms)| Op::Reschedule(which, ms)),
@@ -312,6 +327,22 @@ impl World {
             counts: BTreeMap::new(),
             accepted: BTreeSet::new(),
         }
+    }
+
+    /// The limits of a claim: a purse for all tasks of a queue, one for all that failed, as of a shared downstream.
+    fn limits(&self, purses: &[Option<u32>; 3], no_retries: bool) -> ClaimLimits {
+        const ALL: u8 = 0b111_1111;
+        const FAILED: u8 = 0b111_1110;
+        let mut limits = ClaimLimits { no_retries, ..ClaimLimits::default() };
+        for (at, tokens) in purses.iter().enumerate() {
+            let Some(tokens) = *tokens else { continue };
+            let purse = limits.purses.len();
+            limits.purses.push(Purse::Tokens(tokens));
+            let whom = if at < 2 { &self.groups[at..=at] } else { &self.groups[..] };
+            let tiers = if at < 2 { ALL } else { FAILED };
+            limits.rules.extend(whom.iter().map(|group| Rule { group: *group, tiers, purse }));
+        }
+        limits
     }
 
     fn lease_now(&self) -> i64 {
@@ -449,7 +480,7 @@ impl World {
                     self.send(at, Some(self.mono - self.sent[at].at)).await?;
                 }
             }
-            Op::Claim { pod, limit, normal, quota, closed, holders, repeat, frozen } => {
+            Op::Claim { pod, limit, normal, quota, closed, holders, repeat, frozen, purses, no_retries } => {
                 let mut quotas = Vec::new();
                 for (at, quota) in quota.iter().enumerate() {
                     if *closed == Some(at) {
@@ -469,6 +500,7 @@ impl World {
                         .filter(|(_, on)| **on)
                         .map(|(name, _)| plan(name))
                         .collect(),
+                    limits: self.limits(purses, *no_retries),
                     ..Claim::new(PODS[*pod], [b'0' + *pod as u8; 16])
                 };
                 self.claim(PODS[*pod], claim, *repeat).await?;
@@ -481,6 +513,18 @@ impl World {
                 if let Some(rows) = self.acked.clone() {
                     self.send_acks(rows, true).await?;
                 }
+            }
+            Op::Journal(entries) => {
+                let mut acks = Vec::new();
+                for (which, grant, end) in entries {
+                    let Some(id) = self.pick(std::slice::from_ref(which)).pop() else { continue };
+                    let grants = &self.tasks[&id].grants;
+                    if !grants.is_empty() && acks.iter().all(|ack: &AckRow| ack.id != id) {
+                        let grant = *grant.get(grants);
+                        acks.push(AckRow { id, grant, outcome: outcome(end), lag_ms: 3, took_ms: 4 });
+                    }
+                }
+                self.send_acks(acks, true).await?;
             }
             Op::Release(which) => self.release(which).await?,
             Op::Cancel(which) => self.cancel(which).await?,
@@ -884,6 +928,12 @@ impl World {
             self.set(id, State::Running)?;
         }
         self.fair(&claim, &grants, &skipped)?;
+        for (at, purse) in claimed.purses.iter().enumerate() {
+            let paid = grants.iter().map(|(id, _)| id).chain(&skipped);
+            let paid = paid.filter(|id| pays(&claim, at, &self.tasks[*id])).count();
+            same!(purse.spent as usize, paid, "what was spent of purse {at}");
+        }
+        same!(claimed.purses.len(), claim.limits.purses.len(), "the purses");
         if !grants.is_empty() {
             self.last.insert(pod, (claim, grants));
         }
@@ -988,6 +1038,12 @@ impl World {
             all <= claim.limit && all_low <= claim.normal_limit,
             "{all} and {all_low} low ones are over the limit"
         );
+        for (at, purse) in claim.limits.purses.iter().enumerate() {
+            let paid = taken.iter().filter(|taken| pays(claim, at, taken)).count() as u32;
+            holds!(matches!(purse, Purse::Tokens(most) if paid <= *most), "{paid} of {purse:?}");
+        }
+        let retried = taken.iter().any(|taken| taken.lane.tier() != Tier::FRESH);
+        holds!(!(claim.limits.no_retries && retried), "a retry went though none may");
         let mut sets = BTreeSet::new();
         for task in self.tasks.values().filter(|task| task.state == State::Pending && task.due <= self.now) {
             sets.insert((UnixMs(task.due).minute(), task.lane.priority().is_urgent()));
@@ -1010,6 +1066,12 @@ impl World {
             if frozen(claim, task) {
                 continue;
             }
+            let paid = |at| taken.iter().filter(|taken| pays(claim, at, taken)).count() as u32;
+            let empty = claim.limits.purses.iter().enumerate().any(|(at, purse)| {
+                pays(claim, at, task) && matches!(purse, Purse::Tokens(most) if paid(at) >= *most)
+            });
+            let held = claim.limits.no_retries && task.lane.tier() != Tier::FRESH;
+            let spent = spent || empty || held;
             let full = all >= claim.limit || (normal && all_low >= claim.normal_limit);
             // One visit looks into so many due sets.
             let many = sets.len() + 8 > limits::DUE_SETS_VISITED_MAX;
@@ -1070,14 +1132,7 @@ impl World {
                 true => self.tasks[&id].grants.first().copied(),
                 false => self.current_or_old_grant(id),
             };
-            let error = || "it did not work".to_owned();
-            let outcome = match end {
-                End::Done => Outcome::Succeeded,
-                End::Fail => Outcome::Failed { error: error() },
-                End::Fatal => Outcome::Fatal { error: error() },
-                End::After(ms, counted) => Outcome::RetryAfter { ms: *ms, counted: *counted, error: error() },
-                End::Cancelled => Outcome::Cancelled,
-            };
+            let outcome = outcome(end);
             acks.extend(grant.map(|grant| AckRow { id, grant, outcome, lag_ms: 3, took_ms: 4 }));
         }
         self.acked = Some(acks.clone());
@@ -1276,6 +1331,23 @@ impl World {
         let own = all.iter().filter_map(|key| key.strip_prefix(&prefix[..]));
         own.map(|name| String::from_utf8_lossy(name).into_owned()).filter(|name| !keep(name)).collect()
     }
+}
+
+fn outcome(end: &End) -> Outcome {
+    let error = || "it did not work".to_owned();
+    match end {
+        End::Done => Outcome::Succeeded,
+        End::Fail => Outcome::Failed { error: error() },
+        End::Fatal => Outcome::Fatal { error: error() },
+        End::After(ms, counted) => Outcome::RetryAfter { ms: *ms, counted: *counted, error: error() },
+        End::Cancelled => Outcome::Cancelled,
+    }
+}
+
+/// Whether a task pays from a purse of a claim.
+fn pays(claim: &Claim, purse: usize, task: &Task) -> bool {
+    let mut rules = claim.limits.rules.iter().filter(|rule| rule.purse == purse);
+    rules.any(|rule| rule.group == task.lane.group() && rule.tiers >> task.lane.tier().number() & 1 == 1)
 }
 
 fn plan(name: &str) -> PlanName {

@@ -6,6 +6,7 @@ use super::super::{At, StoreError};
 use crate::keys::Guard;
 use crate::limits;
 use crate::model::UnixMs;
+pub use crate::model::breaker::BreakerState;
 use crate::model::queue::{BreakerSettings, LimitOwner, Rate};
 use serde::Serialize;
 
@@ -59,19 +60,6 @@ pub struct Ask {
     pub shares: Vec<ShareAsk>,
     /// The breaker.
     pub breaker: Option<BreakerAsk>,
-}
-
-/// How a breaker stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Default)]
-#[serde(rename_all = "snake_case")]
-pub enum BreakerState {
-    /// All goes.
-    #[default]
-    Closed,
-    /// What it may hold is held.
-    Open,
-    /// A few tasks try whether it may close.
-    HalfOpen,
 }
 
 /// A breaker as it stands.
