@@ -75,6 +75,11 @@ impl Holder {
         Self { claim, bucket, next_due: BASE_MS }
     }
 
+    /// Bytes of events that its claims leave in the bucket.
+    pub fn events_max_bytes(&self) -> usize {
+        self.claim.events_max_bytes
+    }
+
     pub async fn claim(&mut self, space: &Space) -> Result<Vec<Granted>, Failure> {
         self.claim.again();
         match due::claim(space, self.bucket, &self.claim).await? {
