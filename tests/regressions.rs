@@ -10,6 +10,7 @@ use minutehand::model::{
     Bucket, Grant, Minute, Namespace, Nonce, Priority, QueueName, State, TaskId, UnixMs,
 };
 use minutehand::pod::{Pod, PodSettings};
+use minutehand::store::due::Claim;
 use minutehand::store::member::ExecutorRecord;
 use minutehand::store::{Space, events, member, read};
 use minutehand::testing::bed::Bed;
@@ -177,4 +178,27 @@ async fn r5_a_lost_executor_is_not_forgotten_before_its_inbox_is_empty() {
     assert_eq!(member::leave_executor(&space, "ex-1").await.unwrap(), [offer]);
     assert!(lost().await.is_empty());
     assert_eq!(redis(&["EXISTS", &key("inbox"), &key("slots")]), Answer::Int(0));
+}
+
+/// 6. With many due sets in sight, of which only the first had anything ripe, a claim took a sliver of that, answered that
+///    nothing was left, and the pod slept for a second: a burst in a single bucket stood still after its first tasks.
+#[tokio::test]
+async fn r6_a_burst_over_many_due_sets_does_not_stand_still() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let lane = lane(&space, "push", Priority::P3).await;
+    // 500 are ripe and fill up the minute's set with 9,500 others; the second's is full too, and 16 more have some.
+    let dues = [(500, T0), (9_500, T0 + 500), (10_000, T0 + 600), (1_000, T0 + 700)];
+    let rows: Vec<_> =
+        dues.iter().flat_map(|(count, due)| (0..*count).map(|_| row(spec(lane, *due)))).collect();
+    for rows in rows.chunks(1_000) {
+        submit(&space, rows).await;
+    }
+    let mut ask = Claim { limit: 280, normal_limit: 280, ..claim_all("pod-1") };
+    let first = claim(&space, &ask).await;
+    assert_eq!((first.tasks.len(), first.backlog), (280, 220));
+    ask.again();
+    let second = claim(&space, &ask).await;
+    assert_eq!((second.tasks.len(), second.backlog), (220, 0));
+    assert_eq!(second.next_due, Some(UnixMs(T0 + 500)));
 }

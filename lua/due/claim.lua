@@ -437,47 +437,75 @@ end
 local ready = tonumber(call('HGET', counts, 'ready') or 0)
 local ready_before = ready
 local pool, taken, truncated, lanes, order, bound
-local function look(timed, until_ms)
+local function look(timed, until_ms, which)
   -- Without times it only looks whether all may go straight through: twice as far as that can be.
   local most = (timed or limit >= RIPEN / 2) and RIPEN or (limit > RIPEN / 8 and 2 * limit or RIPEN / 4)
   -- Whatever waits already: what is due later must not wait behind it until all of it has had its turn.
-  local budget, left = most, #sets
+  local budget, left = most, #which
   if limit == 0 then budget = 0 end
   pool, taken, truncated, lanes, order, bound = {}, {}, false, {}, {}, {}
   local step = timed and 2 or 1
-  for _, name in ipairs(sets) do
+  -- Reads on in a set, for so many at most.
+  local function see(t, cap)
+    local key, got = P .. 'due:' .. t.name, nil
+    if timed then got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', t.n, cap, 'WITHSCORES')
+    else got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', t.n, cap) end
+    local n = #got / step
+    t.cut = n == cap
+    budget = budget - n
+    local lane, l
+    for i = 1, #got, step do
+      local member = got[i]
+      local code = sub(member, 17, 20)
+      if code ~= lane then
+        lane, l = code, lanes[code]
+        if not l then
+          l = { lane = lane, group = sub(lane, 1, 3), level = level(lane), n = 0 }
+          lanes[lane] = l
+          order[#order + 1] = l
+        end
+      end
+      local k = l.n + 1
+      l.n = k
+      if timed then l[2 * k - 1], l[2 * k] = got[i + 1], sub(member, 1, 16) end
+    end
+    if t.n > 0 then
+      local before = pool[t.at]
+      for i = 1, #got do before[#before + 1] = got[i] end
+    elseif n > 0 then
+      t.at = #pool + 1
+      pool[t.at], taken[t.at] = got, t
+    end
+    t.n = t.n + n
+  end
+  local cuts = 0
+  for _, name in ipairs(which) do
     local cap = math.ceil(budget / left)
     left = left - 1
     if cap > 0 then
-      local key, got = P .. 'due:' .. name, nil
-      if timed then got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', 0, cap, 'WITHSCORES')
-      else got = call('ZRANGE', key, '-inf', until_ms, 'BYSCORE', 'LIMIT', 0, cap) end
-      local n = #got / step
-      local cut = n == cap
-      budget = budget - n
-      if cut then truncated = true end
-      if n > 0 then
-        taken[#taken + 1] = { name = name, n = n, cut = cut }
-        local last_due, lane, l = cut and timed and tonumber(got[2 * n]), nil, nil
-        for i = 1, #got, step do
-          local member = got[i]
-          local code = sub(member, 17, 20)
-          if code ~= lane then
-            lane, l = code, lanes[code]
-            if not l then
-              l = { lane = lane, group = sub(lane, 1, 3), level = level(lane), n = 0 }
-              lanes[lane] = l
-              order[#order + 1] = l
-            end
-          end
-          local k = l.n + 1
-          l.n = k
-          if timed then
-            l[2 * k - 1], l[2 * k] = got[i + 1], sub(member, 1, 16)
-            if last_due then bound[lane] = (bound[lane] and bound[lane] < last_due) and bound[lane] or last_due end
-          end
-        end
-        pool[#pool + 1] = got
+      local t = { name = name, n = 0 }
+      see(t, cap)
+      if t.cut then cuts = cuts + 1 end
+    end
+  end
+  -- What the sets in which little is ripe leave over goes to those in which more is.
+  if cuts > 0 and budget > 0 then
+    for _, t in ipairs(taken) do
+      if t.cut then
+        local cap = math.ceil(budget / cuts)
+        cuts = cuts - 1
+        if cap > 0 then see(t, cap) end
+      end
+    end
+  end
+  for p, t in ipairs(taken) do
+    if t.cut then
+      truncated = true
+      local got = pool[p]
+      local last_due = timed and tonumber(got[#got])
+      for i = 1, timed and #got or 0, step do
+        local lane = sub(got[i], 17, 20)
+        if not bound[lane] or last_due < bound[lane] then bound[lane] = last_due end
       end
     end
   end
@@ -488,7 +516,7 @@ local purses, rules, counted, tallies = {}, nil, {}, nil
 do
 local LANES, SIFT = 64, 2000
 -- Quotas by queue: a default and exceptions.
-local quota_any, quota_normal, quotas = tonumber(ARGV[24]), tonumber(ARGV[25]), {}
+local quotas = {}
 for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
 -- Limits: purses that lanes share, and which lanes pay from which. Most claims have none.
 local no_retries, closed = sub(ARGV[limits_at], 1, 1) == '1', string.match(ARGV[limits_at], '^.([^;]*)')
@@ -552,7 +580,7 @@ end
 local function quota(l)
   local q = quotas[l.group]
   if not q then
-    q = closed ~= '' and is_closed(l.group) and { -1, -1 } or { quota_any, quota_normal }
+    q = closed ~= '' and is_closed(l.group) and { -1, -1 } or { tonumber(ARGV[24]), tonumber(ARGV[25]) }
     quotas[l.group] = q
   end
   local most = l.level < 2 and q[1] or q[2]
@@ -607,8 +635,8 @@ local straight = not big and not frozen and (ready == 0 or (
 local function purses_back()
   for _, purse in ipairs(purses) do purse.n, purse.spent = purse.n + purse.spent, 0 end
 end
-local function all_go(until_ms)
-  look(false, until_ms)
+local function all_go(until_ms, which, kept)
+  look(false, until_ms, which)
   purses_back()
   local total, low, fits = 0, 0, not truncated
   local left_any, left_normal = {}, {}
@@ -630,14 +658,15 @@ local function all_go(until_ms)
       if purse.n < 0 then fits = false end
     end
   end
-  fits = fits and total <= limit and low <= normal_limit
+  fits = fits and total <= limit - kept and low <= normal_limit
   -- Of a single lane in sight the oldest may go straight through too, where they are no small part of what is seen:
   -- there is nobody to whom they would have to give way.
   local l = order[1]
-  if not fits and l and not order[2] and until_ms <= now and not rules and not no_retries then
+  if not fits and which == sets and l and not order[2] and until_ms <= now and not rules and not no_retries then
     local n = quota(l)
     if n > limit then n = limit end
     if l.level >= 2 and n > normal_limit then n = normal_limit end
+    if n > total then n = total end
     -- By due time they are only in sets of whole minutes, one after the other.
     local whole = true
     for _, t in ipairs(taken) do whole = whole and not string.find(t.name, '.', 1, true) end
@@ -647,7 +676,7 @@ local function all_go(until_ms)
   end
   return fits
 end
-straight = straight and ((till > now and all_go(till)) or all_go(now))
+straight = straight and ((till > now and all_go(till, sets, 0)) or all_go(now, sets, 0))
 if straight then
   if #pool > 0 then safely(need_grant) end
   if some then
@@ -674,8 +703,41 @@ if straight then
   end
 else
   safely(need_choice)
-  purses_back()
-  look(true, now)
+  local round, shares = limit, call('HMGET', counts, 'deficit0', 'deficit1', 'deficit2', 'deficit3', 'deficit4', 'deficit5')
+  -- Urgent ones that all fit go at once and ahead of their time, as they do where nothing waits, unless others of them
+  -- wait already or the room is owed to others.
+  local went, first = {}, {}
+  do
+  local urgents, others, kept = {}, {}, 0
+  for _, name in ipairs(sets) do
+    local kind = string.find(name, 'u', 1, true) and urgents or others
+    kind[#kind + 1] = name
+  end
+  if #urgents > 0 and not big and not frozen and call('EXISTS', P .. 'ring:0', P .. 'ring:1') == 0
+    and (meta[6] == ARGV[26] or call('EXISTS', P .. 'parked') == 0) then
+    for p = 2, 5 do
+      local share = floor(tonumber(shares[p + 1] or 0))
+      if share > 0 then kept = kept + share end
+    end
+    if kept > normal_limit then kept = normal_limit end
+    if (till > now and all_go(till, urgents, kept)) or all_go(now, urgents, kept) then
+      for _, l in ipairs(order) do
+        local _, q = quota(l)
+        q[1] = q[1] - l.n
+        limit = limit - l.n
+        went[l.level] = (went[l.level] or 0) + l.n
+      end
+      for _, got in ipairs(pool) do
+        for _, member in ipairs(got) do
+          chosen_n = chosen_n + 1
+          chosen[chosen_n] = member
+        end
+      end
+      first, sets = taken, others
+    else purses_back() end
+  else purses_back() end
+  end
+  look(true, now, sets)
   -- Ripen: what was read moves into its lane. The due set gives it up after the lane has it.
   for _, l in ipairs(order) do safely(need, 'zset', 'ready:' .. l.lane) end
   for _, l in ipairs(order) do
@@ -691,14 +753,16 @@ else
     call('ZREMRANGEBYRANK', P .. 'due:' .. t.name, 0, t.n - 1)
     if call('EXISTS', P .. 'due:' .. t.name) == 0 then unlist(t.name) end
   end
-  taken = {}
+  taken = first
   -- Lanes that stood aside come back when the set of zero quotas has changed.
   if meta[6] ~= ARGV[26] then
     for _, lane in ipairs(call('SPOP', P .. 'parked', 200)) do call('ZADD', P .. 'ring:' .. level(lane), 'NX', 0, lane) end
     if call('EXISTS', P .. 'parked') == 0 then call('HSET', KEYS[1], 'sig', ARGV[26]) end
   end
   local bytes, turn = tonumber(ARGV[8]), tonumber(call('HGET', counts, 'turn') or 0)
-  local rings, weights, sum = {}, {}, 0
+  local rings, weights, sum, waits = {}, {}, 0, {}
+  for p in pairs(went) do sum = sum + string.match(ARGV[18 + p], '^%d+') end
+  do
   -- A priority weighs what its lanes do on average, since a queue may have weights of its own, and more the longer
   -- its oldest task has waited for its turn, up to sixteenfold.
   local function weigh(p, ring)
@@ -733,13 +797,17 @@ else
       elseif l.size == 0 then
         -- nothing ripe in it now
       elseif quota(l) > 0 then ring[#ring + 1] = l
-      else backlog = backlog + l.size end
+      else
+        waits[p] = true
+        backlog = backlog + l.size
+      end
     end
     rings[p] = ring
     if #ring > 0 then
       weights[p] = weigh(p, ring)
       sum = sum + weights[p]
     end
+  end
   end
   local full = false
   -- Sets aside what is of a frozen plan before it is chosen, so that it holds nobody up; answers the others.
@@ -813,7 +881,6 @@ else
     end
     return served
   end
-  local round, shares = limit, call('HMGET', counts, 'deficit0', 'deficit1', 'deficit2', 'deficit3', 'deficit4', 'deficit5')
   local owed = {}
   for p = 0, 5 do
     if weights[p] then
@@ -825,9 +892,10 @@ else
     if weights[p] and limit > 0 then owed[p] = owed[p] - serve(rings[p], limit) end
   end
   for p = 0, 5 do
-    local rest = 0
+    -- At most one round is owed or owing, where rounds are small some of them; nothing where no task waits.
+    local rest, most = waits[p] and tonumber(shares[p + 1] or 0) or 0, round > 8 and round or 8
     if weights[p] then
-      local backlogged = false
+      local backlogged = waits[p]
       for _, l in ipairs(rings[p]) do
         if l.used > 0 then
           turn = turn + 1
@@ -838,10 +906,9 @@ else
           call('SADD', P .. 'parked', l.lane)
           l.aside = true
         end
-        if l.used < l.size and quota(l) > 0 then backlogged = true end
+        if l.used < l.size and not l.aside then backlogged = true end
       end
-      -- At most one round is owed or owing; nothing where no task waits.
-      if backlogged then rest = owed[p] > round and round or (owed[p] < -round and -round or owed[p]) end
+      if backlogged then rest = owed[p] > most and most or (owed[p] < -most and -most or owed[p]) end
     end
     if rest ~= tonumber(shares[p + 1] or 0) then call('HSET', counts, 'deficit' .. p, format('%.3f', rest)) end
   end

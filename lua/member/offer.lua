@@ -4,7 +4,7 @@
 -- args    1 now_ms or ""  2 pod  3 reservation wanted afterwards, 0 if nothing waits  4 reservation lasts ms  5 bytes allowed in the inbox
 --         6 n of urgent offers  7 bytes of all offers  8 epoch of the freeze that the pod follows
 --         9… offers, urgent ones first
--- gives   OK {stamp, first urgent ones accepted, first others accepted, reserved afterwards, free and unreserved}  |  GONE {stamp}: the executor is lost or leaves
+-- gives   OK {stamp, first urgent ones accepted, first others accepted, reserved afterwards, free and unreserved, room left for urgent ones beyond that}  |  GONE {stamp}: the executor is lost or leaves
 --         FROZEN {stamp}: something was frozen that the pod has not heard of
 -- bound   offers <= batch_max_rows; inbox <= its capacity and bytes
 -- events  none
@@ -17,7 +17,8 @@ if s.epoch and s.epoch > tonumber(args[8]) and s.epochtill > now and n > 0 then 
 local reserved = s.mine[pod] or 0
 local may, bytes = reserved + (s.free > 0 and s.free or 0), s.bytes or 0
 -- Urgent ones may also use the slots kept for them.
-local split, spare = tonumber(args[6]), (s.ucap or 0) - call('LLEN', P .. 'urgent')
+local split, before = tonumber(args[6]), call('LLEN', P .. 'urgent')
+local spare = (s.ucap or 0) - before
 if spare < 0 then spare = 0 end
 local urgent, normal = 0, 0
 local most, size_all = tonumber(args[5]), tonumber(args[7])
@@ -48,11 +49,12 @@ else call('HDEL', SLOTS, 'r:' .. pod) end
 if keep < math.ceil(want / 4) then call('HSET', SLOTS, 'h:' .. pod, format('%013.0f', now + 60000))
 elseif #s.hungry > 0 then call('HDEL', SLOTS, 'h:' .. pod) end
 if urgent + normal > 0 then
-  if s.nap == 1 then
+  -- An executor all of whose slots are taken has others for urgent ones: it hears of the first.
+  if s.nap == 1 or (urgent > 0 and before == 0) then
     call('HSET', SLOTS, 'bytes', bytes, 'nap', '0')
-    call('SPUBLISH', P .. 'wake', 'i')
+    call('SPUBLISH', P .. 'wake', urgent > 0 and 'u' or 'i')
   else
     call('HSET', SLOTS, 'bytes', bytes)
   end
 end
-return { 'OK', stamp, urgent, normal, keep, rest - keep }
+return { 'OK', stamp, urgent, normal, keep, rest - keep, urgent < spare and spare - urgent or 0 }

@@ -39,7 +39,7 @@ const LAPSE_MARGIN: Duration = Duration::from_millis(250);
 /// than a repeated push takes.
 const RECENT_MAX: usize = 16_384;
 /// Work fetched ahead of free slots, in time: covers the way from "there is room" to the next offer.
-const PREFETCH_MS: f64 = 20.0;
+const PREFETCH_MS: f64 = 10.0;
 /// Most tasks fetched ahead unless set otherwise: one batch.
 pub(super) const PREFETCH_MAX: u32 = limits::BATCH_MAX_ROWS as u32;
 /// Wishes to cancel are remembered for so long, and so many of them, in case they come before their tasks.
@@ -783,16 +783,12 @@ impl Size {
     }
 }
 
-/// What may be fetched ahead when a run takes `run_ms` on average: nothing when runs are long or not
-/// known yet, else the work of 20 ms.
+/// What may be fetched ahead when a run takes `run_ms` on average: what all slots do in 10 ms, so nothing where runs
+/// are long. What is fetched cannot be overtaken by another queue's tasks any more.
 fn prefetch(size: Size, run_ms: Option<f64>) -> u32 {
-    match run_ms {
-        Some(ms) if ms < PREFETCH_MS => {
-            let ahead = f64::from(size.slots) * PREFETCH_MS / ms.max(0.001);
-            if ahead >= f64::from(size.prefetch) { size.prefetch } else { ahead as u32 }
-        }
-        Some(_) | None => 0,
-    }
+    let Some(ms) = run_ms else { return 0 };
+    let ahead = f64::from(size.slots) * PREFETCH_MS / ms.max(0.001);
+    if ahead >= f64::from(size.prefetch) { size.prefetch } else { ahead as u32 }
 }
 
 #[cfg(test)]
@@ -821,14 +817,15 @@ mod tests {
     }
 
     #[test]
-    fn prefetch_is_twenty_milliseconds_of_work() {
+    fn prefetch_is_ten_milliseconds_of_work() {
         let size = Size { slots: 8, ..SIZE };
         let cases = [
             (None, 0),
-            (Some(20.0), 0),
             (Some(900.0), 0),
-            (Some(19.0), 8),
-            (Some(1.0), 160),
+            (Some(81.0), 0),
+            (Some(80.0), 1),
+            (Some(20.0), 4),
+            (Some(1.0), 80),
             (Some(0.0), 1_000),
         ];
         for (run_ms, expected) in cases {

@@ -33,6 +33,8 @@ const HAND_BACK_PATIENCE: Duration = Duration::from_secs(5);
 struct Known {
     /// Something was put into the inbox, or was left in it.
     waiting: bool,
+    /// Something urgent was put into the inbox.
+    urgent: bool,
     /// In hand at the last take, with what it brought.
     told: u32,
     /// Room that pods believe in: what the last take left.
@@ -66,7 +68,8 @@ fn decide(known: &Known, view: &View, now: Instant) -> Next {
     let mut at = poll;
     if known.waiting {
         // Idle slots do not wait; busy ones let a batch gather.
-        at = at.min(known.last + if view.idle > 0 { SPACING } else { TELL_SOON });
+        let idle = view.idle > 0 || (known.urgent && view.urgent_room > 0);
+        at = at.min(known.last + if idle { SPACING } else { TELL_SOON });
     }
     if freed > 0 {
         let since = known.freed_at.unwrap_or(now);
@@ -126,7 +129,15 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>) -> Vec
     let mut hungry = BTreeSet::<String>::new();
     let mut failures = 0u32;
     let now = core.link.mono();
-    let mut known = Known { waiting: true, told: 0, believed: 0, hungry: false, freed_at: None, last: now };
+    let mut known = Known {
+        waiting: true,
+        urgent: false,
+        told: 0,
+        believed: 0,
+        hungry: false,
+        freed_at: None,
+        last: now,
+    };
     known.last = now.checked_sub(SPACING).unwrap_or(now);
     while !core.closing.is_cancelled() {
         let (view, now) = (core.hands.view(), core.link.mono());
@@ -140,6 +151,7 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>) -> Vec
                     () = core.closing.cancelled() => {}
                     wake = wakes.recv() => match wake {
                         Wake::Inbox => known.waiting = true,
+                        Wake::Urgent => (known.waiting, known.urgent) = (true, true),
                         Wake::Cancel(id) => core.ask_at_once(id),
                         Wake::Freeze => give_back_frozen(&core),
                     },
@@ -166,7 +178,7 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>) -> Vec
                     failures = 0;
                 }
                 let count = u32::try_from(offers.len()).unwrap_or(u32::MAX);
-                known.waiting = waiting > 0;
+                (known.waiting, known.urgent) = (waiting > 0, false);
                 known.believed =
                     view.capacity.saturating_sub(view.in_hand.saturating_add(count).saturating_add(waiting));
                 hungry.extend(told);
@@ -305,8 +317,15 @@ mod tests {
     #[test]
     fn it_takes_when_there_is_reason_and_not_before() {
         let start = crate::clock::mono();
-        let quiet =
-            Known { waiting: false, told: 8, believed: 32, hungry: false, freed_at: None, last: start };
+        let quiet = Known {
+            waiting: false,
+            urgent: false,
+            told: 8,
+            believed: 32,
+            hungry: false,
+            freed_at: None,
+            last: start,
+        };
         let at = |known: &Known, view: &View, after: u64| decide(known, view, start + ms(after));
         // Nothing happens: the poll.
         assert_eq!(at(&quiet, &view(8, 0), 10), Next::Wait(start + ms(1_000), Some(7)));
@@ -317,6 +336,10 @@ mod tests {
         assert_eq!(at(&woken, &view(8, 3), 1), Next::Take);
         // No slot is idle: a batch gathers.
         assert_eq!(at(&woken, &view(8, 0), 2), Next::Wait(start + ms(5), Some(7)));
+        // Unless it is urgent, and a slot for such ones is idle.
+        let urgent = Known { urgent: true, ..woken.clone() };
+        assert_eq!(at(&urgent, &view(8, 0), 2), Next::Wait(start + ms(5), Some(7)));
+        assert_eq!(at(&urgent, &View { urgent_room: 1, ..view(8, 0) }, 2), Next::Take);
         // Room that nobody misses is told later, room that somebody waits for soon.
         let freed = Known { freed_at: Some(start + ms(10)), ..quiet.clone() };
         assert_eq!(at(&freed, &view(5, 0), 10), Next::Wait(start + ms(110), Some(0)));
@@ -334,13 +357,13 @@ mod tests {
         /// takes sooner than the spacing allows.
         #[test]
         fn it_neither_spins_nor_sleeps_in(
-            waiting: bool, hungry: bool, freed: bool, told in 0u32..50, believed in 0u32..50,
+            waiting: bool, urgent: bool, hungry: bool, freed: bool, told in 0u32..50, believed in 0u32..50,
             held in 0u32..50, idle in 0u32..9, running in 0u32..9, after in 0u64..2_000, capacity in 1u32..50,
         ) {
             let start = crate::clock::mono();
             let now = start + ms(after);
             let freed_at = freed.then_some(start);
-            let known = Known { waiting, told, believed, hungry, freed_at, last: start };
+            let known = Known { waiting, urgent, told, believed, hungry, freed_at, last: start };
             let room = capacity.saturating_sub(held);
             let view = View { held, in_hand: held, capacity, room, urgent_room: 0, idle, running };
             match decide(&known, &view, now) {

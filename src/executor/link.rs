@@ -22,6 +22,8 @@ use std::time::Instant;
 pub(super) enum Wake {
     /// Something may have been put into the inbox.
     Inbox,
+    /// Something urgent was.
+    Urgent,
     /// Somebody wishes this task to stop; its grant's flag is the truth.
     Cancel(TaskId),
     /// Something was frozen: what has not started of it must be given back.
@@ -131,6 +133,7 @@ impl Wakes for Subscription {
             Some(wake) => match wake.payload.split_first() {
                 Some((b'c', id)) => TaskId::from_bytes(id).map_or(Wake::Inbox, Wake::Cancel),
                 Some((b'f', _)) => Wake::Freeze,
+                Some((b'u', _)) => Wake::Urgent,
                 _ => Wake::Inbox,
             },
             // The store is closed; what the calls say counts.

@@ -155,7 +155,7 @@ pub struct ExecutorSettings {
     /// Slots beside these that only P0 and P1 may use.
     pub urgent_slots: u32,
     /// Tasks that it may fetch ahead of free slots. How many it does fetch follows from how long they
-    /// run: none when that is 20 ms or more, else about 20 ms of work.
+    /// run: what all slots together do in 10 ms, so none where runs are long.
     pub prefetch: u32,
     /// Labels it offers.
     pub labels: Vec<String>,

@@ -489,9 +489,12 @@ impl Dispatcher {
             spare += outbox.spare;
         }
         let queued = inner.waiting.len() as u32;
-        let free = credit.saturating_sub(inner.held + queued);
-        // Half of what is free, rounded up: loops that claim at the same time find some as well.
-        let normal = free.div_ceil(2).min(most);
+        let credit = credit.saturating_sub(queued);
+        // Loops that claim at the same time find some as well: half of it is left to them, and where several wait
+        // for room each gets its part, so that none of them is left out for long.
+        let rivals = u32::try_from(self.demand.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        let free = credit.saturating_sub(inner.held);
+        let normal = free.div_ceil(2).min(credit.div_ceil(rivals.max(1))).min(most);
         let any = (normal + spare).min(most);
         inner.claiming += 1;
         if self.draining.load(Ordering::Relaxed) {
@@ -722,13 +725,13 @@ impl Dispatcher {
         let mut back = Vec::new();
         let mut inner = self.inner.lock();
         match answer {
-            Ok(OfferAnswer::Accepted { urgent: u, normal: n, reserved, free }) => {
+            Ok(OfferAnswer::Accepted { urgent: u, normal: n, reserved, free, spare }) => {
                 back.extend(urgent.drain(u.min(urgent.len())..));
                 back.extend(normal.drain(n.min(normal.len())..));
                 let accepted = (urgent.len() + normal.len()) as u64;
                 let to: Arc<str> = executor.into();
-                let spare = NOTES_MAX.saturating_sub(urgent.len() + normal.len());
-                while inner.offered.len() > spare {
+                let fit = NOTES_MAX.saturating_sub(urgent.len() + normal.len());
+                while inner.offered.len() > fit {
                     inner.offered.pop_front();
                 }
                 for parcel in urgent.iter().chain(&normal) {
@@ -747,6 +750,7 @@ impl Dispatcher {
                 let pods = inner.view.pods.len().max(1) as u32;
                 if let Some(outbox) = inner.outbox(executor) {
                     outbox.credit = (reserved + free.div_ceil(pods)).saturating_sub(outbox.queued());
+                    outbox.spare = spare.saturating_sub(outbox.urgent.len() as u32);
                     outbox.idle = outbox.idle.min(reserved + free);
                     outbox.healthy = true;
                     outbox.heard = at;

@@ -41,6 +41,11 @@ impl LookAhead {
         due.plus(-ahead_ms / LEAD_PART)
     }
 
+    /// A claim was made at `now` that says nothing of how far to look.
+    pub fn see(&mut self, now: UnixMs) {
+        self.seen = now;
+    }
+
     /// When to claim next, after a claim at `now` that looked `ahead_ms` ahead and left nothing sooner than `due`.
     /// `more`: there may be room for more than it asked for.
     pub fn wake(&mut self, now: UnixMs, due: UnixMs, ahead_ms: i64, more: bool) -> UnixMs {

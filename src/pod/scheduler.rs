@@ -144,7 +144,6 @@ impl Loop {
         self.claim.again();
         let start = clock::mono();
         let mut answer = self.claim_with_repeats().await;
-        tracing::trace!(bucket = %self.bucket, limit = hold.any, default = ?hold.default_quota, "claimed");
         let outcome = match &answer {
             Ok(ClaimAnswer::Held(claimed)) => Settled::Claimed(claimed),
             Ok(ClaimAnswer::NotHolder { .. }) => Settled::Refused,
@@ -194,6 +193,7 @@ impl Loop {
                 Next::After(self.failed(&error))
             }
         };
+        tracing::trace!(bucket = %self.bucket, limit = hold.any, most, ahead_ms = self.claim.ahead_ms, tasks, ?next, "claimed");
         self.meter.worked(start, tasks);
         shared.tally.visits.fetch_add(1, Ordering::Relaxed);
         let wants = matches!(next, Next::Now | Next::Room(_));
@@ -255,7 +255,12 @@ impl Loop {
         }
         // Something ripe is left: come again at once if that may bring something, else when there is room.
         if claimed.backlog > 0 {
-            return if limit > 0 && count > 0 { Next::Now } else { Next::Room(claimed.next_due) };
+            self.look.see(claimed.now);
+            // What could not be taken ahead of its time is asked for again at its time.
+            let lead =
+                |due| Some(self.look.lead(due, self.claim.ahead_ms)).filter(|lead| *lead > claimed.now);
+            let urgent = claimed.next_due.map(|due| lead(due).unwrap_or(due));
+            return if limit > 0 && count > 0 { Next::Now } else { Next::Room(urgent) };
         }
         let rest = claimed.now.plus(limits::REST_MS.max(self.shared.settings.poll_ms));
         match claimed.next_due {

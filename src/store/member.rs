@@ -347,6 +347,8 @@ pub enum OfferAnswer {
         reserved: u32,
         /// Room that nobody has reserved.
         free: u32,
+        /// Room for urgent ones beyond that.
+        spare: u32,
     },
     /// The executor is lost or leaves; none was accepted.
     Gone,
@@ -380,10 +382,10 @@ pub async fn offer(
     }
     let mut fields = answer.ok()?;
     let mut count = |name| Ok::<_, StoreError>(usize::try_from(fields.int(name)?).unwrap_or(0));
-    let (urgent, normal, reserved, free) =
-        (count("urgent")?, count("normal")?, count("reserved")?, count("free")?);
-    let small = |n| u32::try_from(n).unwrap_or(u32::MAX);
-    Ok(OfferAnswer::Accepted { urgent, normal, reserved: small(reserved), free: small(free) })
+    let (urgent, normal) = (count("urgent")?, count("normal")?);
+    let mut room = |name| Ok::<_, StoreError>(u32::try_from(count(name)?).unwrap_or(u32::MAX));
+    let (reserved, free, spare) = (room("reserved")?, room("free")?, room("spare")?);
+    Ok(OfferAnswer::Accepted { urgent, normal, reserved, free, spare })
 }
 
 /// What an executor asks of its inbox.

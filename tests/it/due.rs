@@ -354,3 +354,42 @@ async fn looking_ahead_into_the_next_minute_fires_no_timer_early() {
     claim(&space, &Claim { ahead_ms: 200, ..claim_all("p1") }).await;
     assert_eq!(read::get(&space, row.id).await.unwrap().unwrap().state, State::Expired);
 }
+
+#[tokio::test]
+async fn urgent_tasks_are_claimed_ahead_beside_a_backlog() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let (low, high) = (lane(&space, "push", Priority::P5).await, lane(&space, "push", Priority::P0).await);
+    let many = |lane, due_ms, count| (0..count).map(|_| row(spec(lane, due_ms))).collect::<Vec<_>>();
+    submit(&space, &many(low, T0 - 1_000, 100)).await;
+    let ask = |any, normal| Claim { ahead_ms: 60, limit: any, normal_limit: normal, ..claim_all("p1") };
+    let of = |claimed: &due::Claimed, priority| {
+        claimed.tasks.iter().filter(|task| task.lane.priority() == priority).count()
+    };
+    assert_eq!(claim(&space, &ask(10, 10)).await.backlog, 90);
+    // Two that are due soon go first, and the rest of the room is for others.
+    let soon = many(high, T0 + 50, 2);
+    submit(&space, &soon).await;
+    let claimed = claim(&space, &ask(10, 10)).await;
+    let first: Vec<_> = claimed.tasks[..2].iter().map(|task| (task.id, task.due)).collect();
+    let mut expected: Vec<_> = soon.iter().map(|row| (row.id, row.spec.due)).collect();
+    expected.sort_unstable();
+    assert_eq!(first, expected);
+    assert_eq!((of(&claimed, Priority::P5), claimed.backlog), (8, 82));
+    // P5 has had seven more than its share of 4 in 44, and gets none where P0 takes it all.
+    submit(&space, &many(high, T0 + 50, 2)).await;
+    let claimed = claim(&space, &ask(2, 2)).await;
+    assert_eq!((of(&claimed, Priority::P0), of(&claimed, Priority::P5)), (2, 0));
+    // Room for urgent ones alone: they go, and what P5 is owed is not forgotten.
+    for _ in 0..44 {
+        submit(&space, &many(high, T0 + 50, 2)).await;
+        let claimed = claim(&space, &ask(2, 0)).await;
+        assert_eq!((of(&claimed, Priority::P0), claimed.tasks.len()), (2, 2));
+    }
+    submit(&space, &many(high, T0 + 50, 2)).await;
+    let claimed = claim(&space, &ask(2, 2)).await;
+    assert_eq!((of(&claimed, Priority::P0), of(&claimed, Priority::P5)), (0, 2), "P5's turn");
+    space.inject_now(Some(T0 + 50));
+    let claimed = claim(&space, &ask(2, 2)).await;
+    assert_eq!((of(&claimed, Priority::P0), of(&claimed, Priority::P5)), (1, 1), "what it was owed before");
+}

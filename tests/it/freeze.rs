@@ -168,16 +168,19 @@ async fn an_inbox_refuses_offers_of_pods_that_have_not_heard_of_a_freeze() {
     let send = async |offer: &Offer, epoch| {
         member::offer(&space, "p", "ex", &[], &[offer.encode()], 0, epoch).await.unwrap()
     };
-    let taken = OfferAnswer::Accepted { urgent: 0, normal: 1, reserved: 0, free: 9 };
+    let taken = OfferAnswer::Accepted { urgent: 0, normal: 1, reserved: 0, free: 9, spare: 0 };
     assert_eq!(send(&cold, 0).await, taken);
-    assert_eq!(send(&warm, 0).await, OfferAnswer::Accepted { urgent: 0, normal: 1, reserved: 0, free: 8 });
+    assert_eq!(
+        send(&warm, 0).await,
+        OfferAnswer::Accepted { urgent: 0, normal: 1, reserved: 0, free: 8, spare: 0 }
+    );
     let (freeze, _) = queue::freeze(&space, &Scope::Plan(sale), "op", "").await.unwrap();
     let back = queue::recall(&space, "ex", &freeze, &[]).await.unwrap();
     assert_eq!(back, std::slice::from_ref(&cold));
     assert_eq!(send(&cold, freeze.epoch - 1).await, OfferAnswer::Frozen);
     assert_eq!(
         send(&warm, freeze.epoch).await,
-        OfferAnswer::Accepted { urgent: 0, normal: 1, reserved: 0, free: 8 }
+        OfferAnswer::Accepted { urgent: 0, normal: 1, reserved: 0, free: 8, spare: 0 }
     );
     // A pod that hears of nothing for long is not kept out for ever: it may be the registry that lost the freeze.
     space.inject_now(Some(T0 + 8_999));

@@ -46,3 +46,4 @@ mod shares;
 mod short;
 mod silence;
 mod timeouts;
+mod urgent;

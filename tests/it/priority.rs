@@ -2,7 +2,7 @@
 
 use minutehand::model::{Priority, TaskId};
 use minutehand::store::Space;
-use minutehand::store::due::{Claim, Granted};
+use minutehand::store::due::{Claim, Granted, Quota};
 use minutehand::testing::bed::Bed;
 use minutehand::testing::fixtures::{T0, ack_done, claim, claim_all, lane, row, space, spec, submit};
 use std::collections::{BTreeMap, HashMap};
@@ -72,6 +72,23 @@ async fn all_six_share_by_weight_also_in_small_claims() {
         let (got, due) = (counts[&priority] as f64, 1_500.0 * f64::from(weight) / 100.0);
         assert!((got - due).abs() <= due * 0.1, "{priority} got {got}, and should get {due}: {counts:?}");
     }
+}
+
+#[tokio::test]
+async fn they_share_by_weight_also_where_each_claim_fills_all_room() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    add(&space, "low", Priority::P5, 300, T0).await;
+    add(&space, "high", Priority::P0, 1_000, T0).await;
+    let mut counts = BTreeMap::new();
+    for tick in 0..440 {
+        // Room comes by ones and twos, and there is none besides.
+        let room = 1 + tick % 2;
+        let quota = Quota::Open { any: room, normal: room };
+        let mut claim = Claim { limit: room, normal_limit: room, default_quota: quota, ..narrow() };
+        by_priority(&step(&space, &mut claim, T0 + i64::from(tick)).await, &mut counts);
+    }
+    assert_eq!(counts, BTreeMap::from([(Priority::P0, 600), (Priority::P5, 60)]));
 }
 
 /// How many steps late P0 tasks are granted, sorted, beside a backlog of P5.
