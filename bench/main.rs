@@ -259,6 +259,9 @@ async fn run_paced(report: &mut Report, door: Door, args: PacedArgs) -> Result<(
 fn main() -> Result<(), Failure> {
     // Cargo hands its own `--bench` to every bench.
     let cli = Cli::parse_from(std::env::args().filter(|arg| arg != "--bench"));
+    // What pods and executors in this process have to say, where `RUST_LOG` asks for it.
+    let said = tracing_subscriber::EnvFilter::from_default_env();
+    tracing_subscriber::fmt().with_env_filter(said).with_writer(std::io::stderr).init();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let door = if cli.tcp { Door::Tcp } else { Door::Unix };
     let mut report = Report::new(cli.json, cli.history);

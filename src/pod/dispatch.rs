@@ -47,6 +47,10 @@ const WISHES_MAX: usize = 256;
 /// Times an offer is sent again to the same executor when its answer was lost.
 const OFFER_REPEATS_MAX: u32 = 5;
 
+/// Where several loops wait for room each gets at least so much in its turn: a claim of one costs Redis as much as
+/// one of some.
+const PART_MIN: u32 = 2;
+
 /// A claimed task on its way.
 #[derive(Debug, Clone)]
 struct Parcel {
@@ -193,8 +197,10 @@ struct Inner {
     claiming: u32,
     /// Offers wait for the other claims under way; a timer stands behind them.
     gathering: bool,
-    /// A claim got nothing because others had put all room aside.
+    /// A claim got nothing because others had put all room aside, or it was others' turn.
     starved: bool,
+    /// Buckets whose claim loops wait for room, in turn: who got some goes to the end.
+    turns: VecDeque<Bucket>,
     decisions: Sample,
     together: Together,
     buckets: Vec<u16>,
@@ -479,8 +485,26 @@ impl Dispatcher {
         self.tell_room();
     }
 
+    /// A claim loop has left something ripe behind for which it had no room: it waits for its turn.
+    pub fn wait_turn(&self, bucket: Bucket) {
+        let mut inner = self.inner.lock();
+        if !inner.turns.contains(&bucket) {
+            inner.turns.push_back(bucket);
+        }
+    }
+
+    /// A claim loop ends.
+    pub fn leave_turn(&self, bucket: Bucket) {
+        self.inner.lock().turns.retain(|other| *other != bucket);
+    }
+
+    /// Whether loops wait for room.
+    pub fn others_wait(&self) -> bool {
+        !self.inner.lock().turns.is_empty()
+    }
+
     /// Puts room aside for one claim, and says how much of each queue may come.
-    pub fn hold<'a>(&self, shared: &'a Arc<Shared>, most: u32) -> Hold<'a> {
+    pub fn hold<'a>(&self, shared: &'a Arc<Shared>, bucket: Bucket, most: u32) -> Hold<'a> {
         let mut inner = self.inner.lock();
         let (mut credit, mut spare) = (0, 0);
         let counted = |outbox: &&Outbox| inner.view.exclusive_in_use || !outbox.exclusive;
@@ -489,12 +513,21 @@ impl Dispatcher {
             spare += outbox.spare;
         }
         let queued = inner.waiting.len() as u32;
-        let credit = credit.saturating_sub(queued);
-        // Loops that claim at the same time find some as well: half of it is left to them, and where several wait
-        // for room each gets its part, so that none of them is left out for long.
-        let rivals = u32::try_from(self.demand.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
-        let free = credit.saturating_sub(inner.held);
-        let normal = free.div_ceil(2).min(credit.div_ceil(rivals.max(1))).min(most);
+        let free = credit.saturating_sub(inner.held + queued);
+        let waiting = inner.turns.len() as u32;
+        let normal = if waiting == 0 {
+            // Half of what is free, rounded up: loops that claim at the same time find some as well.
+            free.div_ceil(2).min(most)
+        } else {
+            // Each in its turn gets its part, and nothing is taken away from those before it.
+            let part = credit.saturating_sub(queued).div_ceil(waiting).max(PART_MIN);
+            let before = inner.turns.iter().position(|other| *other == bucket);
+            let before = before.map_or(waiting, |before| before as u32);
+            free.saturating_sub(before.saturating_mul(part)).min(part).min(most)
+        };
+        if normal > 0 {
+            inner.turns.retain(|other| *other != bucket);
+        }
         let any = (normal + spare).min(most);
         inner.claiming += 1;
         if self.draining.load(Ordering::Relaxed) {
@@ -511,7 +544,7 @@ impl Dispatcher {
                 frozen_plans: Arc::clone(&inner.view.frozen_plans),
             };
         }
-        inner.starved |= any == 0 && inner.held > 0;
+        inner.starved |= normal == 0 && inner.held > 0;
         inner.held += any;
         let (default_quota, quotas, closed) = quotas(&inner);
         let ahead_ms = inner.view.ahead_ms;

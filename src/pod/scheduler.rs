@@ -43,6 +43,7 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
         room_seen: 0,
         opened: shared.dispatcher.opened(),
         wants_room: false,
+        starved: None,
         backoff_ms: BACKOFF_MIN_MS,
         look: LookAhead::new(shared.settings.look_ahead_ms),
         expected: EXPECTED_MIN,
@@ -59,6 +60,7 @@ pub(super) async fn run(shared: Arc<Shared>, bucket: Bucket, stop: CancellationT
     let Loop { shared, claim, wants_room, .. } = bucket_loop;
     shared.meters.forget(bucket.number());
     shared.dispatcher.wants_room(wants_room, false);
+    shared.dispatcher.leave_turn(bucket);
     shared.limits.leave(bucket.number());
     if let Err(error) = due::yield_bucket(&shared.space, bucket, &claim.pod, &claim.permit).await {
         tracing::debug!(%bucket, %error, "could not let go of a bucket; its permit ends by itself");
@@ -82,6 +84,17 @@ enum Next {
     KeptOut(Duration),
 }
 
+/// What a loop that waits for room knows, so that it need not ask Redis what it cannot take.
+#[derive(Debug, Clone, Copy)]
+struct Starved {
+    /// When it last claimed.
+    since: Instant,
+    /// When the next urgent task falls due.
+    urgent: Option<UnixMs>,
+    /// Some that are ripe may have been left.
+    urgent_left: bool,
+}
+
 struct Loop {
     shared: Arc<Shared>,
     bucket: Bucket,
@@ -99,6 +112,8 @@ struct Loop {
     opened: tokio::sync::watch::Receiver<u64>,
     /// Whether the last claim left something ripe behind.
     wants_room: bool,
+    /// The last claim left something for which there was no room, and nothing was heard since.
+    starved: Option<Starved>,
     backoff_ms: u64,
     look: LookAhead,
     /// Tasks that the next claim may bring, generously: more room than that is left to the other loops.
@@ -114,7 +129,16 @@ impl Loop {
         self.opened.mark_unchanged();
         // Kept until what the claim brings is routed.
         let most = self.expected.min(shared.settings.claim_rows);
-        let mut hold = shared.dispatcher.hold(&shared, most);
+        let mut hold = shared.dispatcher.hold(&shared, self.bucket, most);
+        if let Some(starved) = self.starved
+            && hold.normal == 0
+            && (hold.any == 0 || !starved.urgent_left)
+            && starved.since.elapsed() < clock::ms(shared.settings.poll_ms / 2)
+            && starved.urgent.is_none_or(|due| UnixMs(shared.space.clock().now_ms()) < due)
+        {
+            return Next::Room(starved.urgent);
+        }
+        self.starved = None;
         self.claim.limit = hold.any;
         self.claim.normal_limit = hold.normal;
         self.claim.default_quota = hold.default_quota;
@@ -199,7 +223,10 @@ impl Loop {
         let wants = matches!(next, Next::Now | Next::Room(_));
         shared.dispatcher.wants_room(self.wants_room, wants);
         self.wants_room = wants;
-        if matches!(next, Next::Room(_)) {
+        if let Next::Room(urgent) = next {
+            let urgent_left = tasks >= hold.any as usize;
+            self.starved = Some(Starved { since: start, urgent, urgent_left });
+            shared.dispatcher.wait_turn(self.bucket);
             shared.dispatcher.seek_room(&shared);
         }
         next
@@ -260,7 +287,9 @@ impl Loop {
             let lead =
                 |due| Some(self.look.lead(due, self.claim.ahead_ms)).filter(|lead| *lead > claimed.now);
             let urgent = claimed.next_due.map(|due| lead(due).unwrap_or(due));
-            return if limit > 0 && count > 0 { Next::Now } else { Next::Room(urgent) };
+            // Where others wait for room too, this loop has had its turn.
+            let goes_on = limit > 0 && count > 0 && !(starved && self.shared.dispatcher.others_wait());
+            return if goes_on { Next::Now } else { Next::Room(urgent) };
         }
         let rest = claimed.now.plus(limits::REST_MS.max(self.shared.settings.poll_ms));
         match claimed.next_due {
@@ -390,11 +419,15 @@ impl Loop {
                         metrics.wakeups.add(if due < poll { "due" } else { "poll" }, 1);
                     }
                     () = room => metrics.wakeups.add("room", 1),
-                    () = self.limited.notified() => metrics.wakeups.add("limit", 1),
+                    () = self.limited.notified() => {
+                        self.starved = None;
+                        metrics.wakeups.add("limit", 1);
+                    }
                     wake = self.wakes.recv() => {
                         if wake.is_none() {
                             return false;
                         }
+                        self.starved = None;
                         metrics.wakeups.add("publish", 1);
                     }
                 }
