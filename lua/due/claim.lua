@@ -413,13 +413,19 @@ do
   local bytes_over = tonumber(meta[4] or 0) - tonumber(ARGV[15])
   if bytes_over > 0 then
     safely(need, 'hash', 'cut')
-    local old, freed, till, moves, work = call('XRANGE', P .. 'events', '-', '+', 'COUNT', 64), 0, nil, {}, 0
-    for _, e in ipairs(old) do
-      local kind, r = e[2][2], e[2][6]
-      work = work + count_moves(kind, r, moves)
-      freed = freed + #r + 96
-      till = e[1]
-      if freed >= bytes_over or work > 8000 then break end
+    -- An entry may have a batch's records, and all that is read becomes strings here: so the first says how many more.
+    local left, freed, till, moves, work, want = 64, 0, nil, {}, 0, 1
+    while want > 0 do
+      local old, before = call('XRANGE', P .. 'events', till and '(' .. till or '-', '+', 'COUNT', want), freed
+      for _, e in ipairs(old) do
+        local kind, r = e[2][2], e[2][6]
+        work = work + count_moves(kind, r, moves)
+        freed = freed + #r + 96
+        till, left = e[1], left - 1
+        if freed >= bytes_over or work > 8000 then break end
+      end
+      if #old < want or freed >= bytes_over or work > 8000 then break end
+      want = math.min(left, math.ceil((bytes_over - freed) * want / (freed - before)))
     end
     if till then
       call('XTRIM', P .. 'events', 'MINID', till)
