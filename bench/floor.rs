@@ -5,7 +5,7 @@
 //! members, records and payloads are as long as ours, and sets and hashes are cut as ours are.
 //! Nothing is checked, no limit is kept, nothing can be cancelled, repeated or found out.
 
-use crate::kit::redis::{Bare, Redis};
+use crate::kit::redis::{Answer, Bare, Redis};
 use crate::kit::shape::{BATCH, Batches, Shape};
 use crate::kit::stat::Failure;
 use minutehand::model::{LaneCode, Priority, Tier};
@@ -102,6 +102,35 @@ fn claim(bare: &mut Bare, tag: &str, rows: &[Row]) -> Result<(), Failure> {
     bare.begin(3).word("APPEND").word(format!("{tag}lease:1")).word(ids);
     bare.answers()?;
     Ok(())
+}
+
+/// The same on sets and hashes of ours: all that is due in one minute. What it notes lies elsewhere.
+pub fn claim_from(bare: &mut Bare, prefix: &str, rows: &[Row]) -> Result<(), Failure> {
+    let (urgent, normal): (Vec<&Row>, Vec<&Row>) =
+        rows.iter().partition(|row| row.spec.lane.priority().is_urgent());
+    for (part, end) in [(urgent, "u"), (normal, "")] {
+        let Some(first) = part.first() else { continue };
+        let due = format!("{prefix}due:{}{end}", first.id.home());
+        bare.add(&[b"ZRANGE", due.as_bytes(), b"0", b"-1"]);
+        bare.begin(2 + part.len()).word("HMGET").word(format!("{prefix}task:{}", first.id.shelf()));
+        for row in &part {
+            bare.word(row.id.as_bytes());
+        }
+        bare.add(&[b"ZREMRANGEBYRANK", due.as_bytes(), b"0", b"-1"]);
+    }
+    bare.begin(2 + 2 * rows.len()).word("HSET").word("bare:run");
+    for row in rows {
+        bare.word(row.id.as_bytes()).word(RECORD);
+    }
+    let ids: Vec<u8> = rows.iter().flat_map(|row| *row.id.as_bytes()).collect();
+    bare.begin(3).word("APPEND").word("bare:lease").word(ids);
+    let found = bare.answers()?;
+    let specs = found.iter().filter_map(|answer| match answer {
+        Answer::List(list) => Some(list.iter().filter(|one| **one != Answer::Nil).count()),
+        _ => None,
+    });
+    // Ids and specs.
+    if specs.sum::<usize>() == 2 * rows.len() { Ok(()) } else { Err("not all of a minute was there".into()) }
 }
 
 fn offer(bare: &mut Bare, rows: &[Row]) -> Result<(), Failure> {

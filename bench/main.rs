@@ -17,6 +17,7 @@ mod paced;
 mod peers;
 mod precision;
 mod priority;
+mod published;
 mod route;
 mod scale;
 mod size;
@@ -84,6 +85,8 @@ enum Bench {
     Limits(limits::LimitsArgs),
     /// Other schedulers on the same work; installs them under target/peers/.
     Peers(peers::PeersArgs),
+    /// The benchmarks that other schedulers publish themselves, as they are.
+    Published,
     /// Ourselves as a peer.
     #[command(hide = true)]
     Own(own::OwnArgs),
@@ -290,6 +293,7 @@ fn main() -> Result<(), Failure> {
             Bench::Route(args) => route::run(&mut report, args).await?,
             Bench::Limits(args) => limits::run(&mut report, door, args).await?,
             Bench::Peers(args) => peers::run(&mut report, &args)?,
+            Bench::Published => published::run(&mut report)?,
             Bench::Worker(_) | Bench::Own(_) => {}
             Bench::All => {
                 run_lifecycle(&mut report, door, Life::default()).await?;
@@ -480,44 +484,50 @@ async fn run_size(report: &mut Report, door: Door, args: SizeArgs) -> Result<(),
 }
 
 async fn run_growth(report: &mut Report, door: Door, args: GrowthArgs) -> Result<(), Failure> {
+    type Pick = fn(&growth::Growth) -> f64;
     let mut waiting = args.waiting;
     if args.ten_million {
         waiting.push(10_000_000);
     }
-    let mut found: Vec<(usize, Vec<f64>, Vec<f64>)> =
-        waiting.iter().map(|n| (*n, Vec::new(), Vec::new())).collect();
+    let mut found: Vec<(usize, Vec<growth::Growth>)> = waiting.iter().map(|n| (*n, Vec::new())).collect();
     for _ in 0..args.rounds {
-        for (waiting, claims, empties) in &mut found {
-            let growth = growth::run(&mut Redis::start(door)?, *waiting).await?;
-            claims.push(growth.claim_us);
-            empties.push(growth.empty_us);
+        for (waiting, rounds) in &mut found {
+            rounds.push(growth::run(&mut Redis::start(door)?, *waiting).await?);
         }
     }
-    let first = found.first().map_or((1.0, 1.0), |(_, claims, empties)| (least(claims), least(empties)));
-    let rows: Vec<_> = found
-        .iter()
-        .map(|(waiting, claims, empties)| {
-            vec![
-                waiting.to_string(),
-                us(claims),
-                format!("{:.2}", least(claims) / first.0),
-                us(empties),
-                format!("{:.2}", least(empties) / first.1),
-            ]
-        })
-        .collect();
+    let columns: [(&str, &str, Pick); 5] = [
+        ("claim_us", "a task claimed", |g| g.claim),
+        ("bare_us", "bare", |g| g.bare),
+        ("cold_claim_us", "cold", |g| g.cold_claim),
+        ("cold_bare_us", "cold and bare", |g| g.cold_bare),
+        ("empty_claim_us", "a claim of nothing", |g| g.empty),
+    ];
+    let of = |rounds: &[growth::Growth], pick: Pick| rounds.iter().map(pick).collect::<Vec<_>>();
+    let row = |(waiting, rounds): &(usize, Vec<growth::Growth>)| {
+        let figures = columns.iter().flat_map(|(_, _, pick)| {
+            let (own, first) = (of(rounds, *pick), of(&found[0].1, *pick));
+            [us(&own), format!("{:.2}", least(&own) / least(&first))]
+        });
+        std::iter::once(waiting.to_string()).chain(figures).collect::<Vec<_>>()
+    };
+    let names = columns.iter().flat_map(|(_, name, _)| [*name, "× first"]);
+    let head: Vec<_> = std::iter::once("waiting").chain(names).collect();
     table(
         &format!(
-            "Claims beside waiting tasks, 30 days × 1,000 queues × 6 priorities, {} rounds",
+            "µs of claims beside waiting tasks, 30 days × 1,000 queues × 6 priorities, {} rounds",
             args.rounds
         ),
-        &["waiting", "µs a task claimed", "× first", "µs a claim of nothing", "× first"],
-        &rows,
+        &head,
+        &found.iter().map(row).collect::<Vec<_>>(),
     );
     let results: Vec<_> = found
         .iter()
-        .map(|(waiting, claims, empties)| {
-            json!({ "waiting": waiting, "claim_us": median(claims), "empty_claim_us": median(empties) })
+        .map(|(waiting, rounds)| {
+            let mut result = json!({ "waiting": waiting });
+            for (name, _, pick) in columns {
+                result[name] = median(&of(rounds, pick)).into();
+            }
+            result
         })
         .collect();
     report.add("growth", results.into());

@@ -46,7 +46,8 @@ struct Peer {
     kind: Kind,
 }
 
-enum Kind {
+/// How a peer is run.
+pub enum Kind {
     Own,
     Node(&'static str, Option<&'static str>),
     Ruby,
@@ -94,15 +95,15 @@ const PRECISE: &str = "work precisely";
 /// Tasks a second of the run for precision.
 const RATE: usize = 2_000;
 
-fn home() -> PathBuf {
+pub fn home() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/peers")
 }
 
-fn adapters() -> PathBuf {
+pub fn adapters() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/peers")
 }
 
-fn done(command: &mut Command) -> Result<(), Failure> {
+pub fn done(command: &mut Command) -> Result<(), Failure> {
     let what = format!("{command:?}");
     let out = command.stdin(Stdio::null()).output().map_err(|error| format!("{what}: {error}"))?;
     if out.status.success() {
@@ -112,13 +113,13 @@ fn done(command: &mut Command) -> Result<(), Failure> {
     Err(format!("{what}: {}", text.lines().last().unwrap_or("failed")).into())
 }
 
-fn has(program: &str) -> bool {
+pub fn has(program: &str) -> bool {
     let probe = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     probe.is_ok_and(|out| out.status.success())
 }
 
 /// Makes a peer ready. An error says why it is left out.
-fn install(kind: &Kind) -> Result<(), Failure> {
+pub fn install(kind: &Kind) -> Result<(), Failure> {
     let home = home();
     match kind {
         Kind::Own => Ok(()),
@@ -182,7 +183,7 @@ fn install(kind: &Kind) -> Result<(), Failure> {
 }
 
 /// The directories of Debian's ruby under `root`, as its own environment variables name them.
-fn ruby(root: &Path) -> Result<Command, Failure> {
+pub fn ruby(root: &Path) -> Result<Command, Failure> {
     let parts = |pattern: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(pattern).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).collect()
@@ -234,13 +235,13 @@ fn program(kind: &Kind) -> Result<Command, Failure> {
 }
 
 /// A child whose lines arrive one by one; it ends with this value.
-struct Running {
+pub struct Running {
     child: Child,
     lines: mpsc::Receiver<String>,
 }
 
 impl Running {
-    fn start(kind: &Kind, role: &str, numbers: &[i64]) -> Result<Self, Failure> {
+    pub fn start(kind: &Kind, role: &str, numbers: &[i64]) -> Result<Self, Failure> {
         let mut command = program(kind)?;
         if role == PRECISE {
             // With a shorter poll its fetcher stalls for seconds where tasks fall due one by one.
@@ -284,7 +285,7 @@ impl Running {
         self.line(Duration::from_secs(20), |line| line == "ready").map(drop)
     }
 
-    fn result(&self, longest: Duration) -> Result<Value, Failure> {
+    pub fn result(&self, longest: Duration) -> Result<Value, Failure> {
         Ok(serde_json::from_str(&self.line(longest, |line| line.starts_with('{'))?)?)
     }
 }

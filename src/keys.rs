@@ -24,8 +24,8 @@
 //! | `lease:<second>` | STRING | ids whose lease may lapse then |
 //! | `leases` | ZSET | seconds that have such a string |
 //! | `timer:<minute>` | ZSET | ids with a deadline, by ms |
-//! | `keys:<shard>` | HASH | idempotency key → id, state |
-//! | `keyend:<hour>` | STRING | keys that may be forgotten then |
+//! | `keys:<shard>` | HASH | name of an idempotency key → id without its bucket; until when it stands, once the task has ended |
+//! | `keyend:<hour>` | STRING | names of keys that may be forgotten then |
 //! | `recent:<10 s>` | STRING | ids and outcomes of finished tasks |
 //! | `recents` | ZSET | tens of seconds that have such a string |
 //! | `tries` | HASH | id → failed attempts so far |

@@ -2,6 +2,7 @@
 
 pub mod fleet;
 pub mod plot;
+pub mod proxy;
 pub mod redis;
 pub mod report;
 pub mod shape;

@@ -17,12 +17,11 @@ for i = 3, #ARGV do
     seen[id] = true
     local at, o = at_of(id, spec), byte(spec, 2) % 16 ~= 0 and spec_options(spec) or {}
     -- A row before this one may have taken the key.
-    local v = o.key and (keys[o.key] or call('HGET', P .. 'keys:' .. o.shard, o.key))
-    local taken = v and sub(v, 1, 16) ~= id
-      and (sub(v, 17, 17) == 'L' or tonumber(sub(v, 18, 30)) > now)
+    local v = o.key and (keys[o.name] or call('HGET', P .. 'keys:' .. o.shard, o.name))
+    local taken = v and sub(v, 1, 14) ~= key_values().of(id) and (key_values().till(v) or now + 1) > now
     if taken then
       letters[n] = 'K'
-      others[#others + 1] = sub(v, 1, 16)
+      others[#others + 1] = key_values().id(v)
     else
       letters[n] = 'P'
       at.due, at.lane, at.failures = due > now and due or now, lane_of_tier(at.lane, 0), 0
@@ -30,7 +29,7 @@ for i = 3, #ARGV do
       need_due(id, at.due, at.lane)
       if o.key then
         need('hash', 'keys:' .. o.shard)
-        keys[o.key] = id .. 'L'
+        keys[o.name] = key_values().of(id)
       end
       -- A total time-out that has passed is no reason to expire at once what somebody wants to run again.
       if o.deadline and o.deadline > lease_clock() then
@@ -46,7 +45,7 @@ for _, r in ipairs(rows) do
   local id, at = r.id, r.at
   local history = call('HGET', P .. 'dead:' .. id, 'attempts')
   if history then call('HSET', P .. 'tries', id, history) end
-  if r.o.key then call('HSET', P .. 'keys:' .. r.o.shard, r.o.key, id .. 'L') end
+  if r.o.key then call('HSET', P .. 'keys:' .. r.o.shard, r.o.name, key_values().of(id)) end
   if r.o.minute then
     call('ZADD', P .. 'timer:' .. r.o.minute, r.o.deadline, id)
     call('ZADD', P .. 'agenda', r.o.minute, 't' .. r.o.minute)

@@ -340,14 +340,14 @@ for _, name in ipairs(names) do
     local key, field = P .. 'keyend:' .. sub(name, 2), 'at' .. name
     local off = tonumber(call('HGET', KEYS[1], field) or 0)
     local piece, i, n = call('GETRANGE', key, off, off + 65535), 1, 0
-    while n < 200 and i + 5 <= #piece do
-      local len = tonumber(sub(piece, i + 2, i + 5))
-      if i + 5 + len > #piece then break end
-      local keys, k = P .. 'keys:' .. tonumber(sub(piece, i, i + 1)), sub(piece, i + 6, i + 5 + len)
+    while n < 200 and i + 3 <= #piece do
+      local len = tonumber(sub(piece, i + 2, i + 3))
+      if i + 3 + len > #piece then break end
+      local keys, k = P .. 'keys:' .. tonumber(sub(piece, i, i + 1)), sub(piece, i + 4, i + 3 + len)
       safely(need, 'hash', sub(keys, #P + 1))
       local v = call('HGET', keys, k)
-      if v and sub(v, 17, 17) == 'E' and tonumber(sub(v, 18, 30)) <= now then call('HDEL', keys, k) end
-      i, n = i + 6 + len, n + 1
+      if v and (key_values().till(v) or now + 1) <= now then call('HDEL', keys, k) end
+      i, n = i + 4 + len, n + 1
     end
     if n == 0 then
       call('UNLINK', key)
@@ -413,13 +413,19 @@ do
   local bytes_over = tonumber(meta[4] or 0) - tonumber(ARGV[15])
   if bytes_over > 0 then
     safely(need, 'hash', 'cut')
-    local old, freed, till, moves, work = call('XRANGE', P .. 'events', '-', '+', 'COUNT', 64), 0, nil, {}, 0
-    for _, e in ipairs(old) do
-      local kind, r = e[2][2], e[2][6]
-      work = work + count_moves(kind, r, moves)
-      freed = freed + #r + 96
-      till = e[1]
-      if freed >= bytes_over or work > 8000 then break end
+    -- An entry may have a batch's records, and all that is read becomes strings here: so the first says how many more.
+    local left, freed, till, moves, work, want = 64, 0, nil, {}, 0, 1
+    while want > 0 do
+      local old, before = call('XRANGE', P .. 'events', till and '(' .. till or '-', '+', 'COUNT', want), freed
+      for _, e in ipairs(old) do
+        local kind, r = e[2][2], e[2][6]
+        work = work + count_moves(kind, r, moves)
+        freed = freed + #r + 96
+        till, left = e[1], left - 1
+        if freed >= bytes_over or work > 8000 then break end
+      end
+      if #old < want or freed >= bytes_over or work > 8000 then break end
+      want = math.min(left, math.ceil((bytes_over - freed) * want / (freed - before)))
     end
     if till then
       call('XTRIM', P .. 'events', 'MINID', till)

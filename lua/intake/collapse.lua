@@ -47,11 +47,10 @@ local function make(row)
   local id, spec, o = row.id, row.spec, row.o
   if hits[id] or call('HEXISTS', P .. 'task:' .. shelf(id), id) == 1 then return 'C' end
   if age and age > 120000 and age > (o.window or 0) then return 'U' end
-  local v = o.key and call('HGET', P .. 'keys:' .. o.shard, o.key)
+  local v = o.key and call('HGET', P .. 'keys:' .. o.shard, o.name)
   if v then
-    local other = sub(v, 1, 16)
-    local stands = sub(v, 17, 17) == 'L' and call('HEXISTS', P .. 'task:' .. shelf(other), other) == 1
-    if stands or (sub(v, 17, 17) == 'E' and tonumber(sub(v, 18, 30)) > now) then return 'D', other end
+    local other, till = key_values().id(v), key_values().till(v)
+    if till and till > now or not till and call('HEXISTS', P .. 'task:' .. shelf(other), other) == 1 then return 'D', other end
   end
   local old = call('HGET', P .. 'newest', row.name)
   local old_spec, at = untouched(old)
@@ -67,7 +66,7 @@ local function make(row)
   end
   call('HSET', P .. 'task:' .. shelf(id), id, spec)
   due_put(id, row.due, row.lane)
-  if o.key then call('HSET', P .. 'keys:' .. o.shard, o.key, id .. 'L') end
+  if o.key then call('HSET', P .. 'keys:' .. o.shard, o.name, key_values().of(id)) end
   if o.deadline then
     local minute = format('%.0f', floor(o.deadline / 60000))
     call('ZADD', P .. 'timer:' .. minute, o.deadline, id)

@@ -4,7 +4,7 @@
 -- args    1 now_ms or ""  2 ms since the first sending, "" if this is it  3 "1": refuse if the bucket is closed
 --         4 first due  5 largest spec  6 number of groups  7 number of keyed shards  8 number of timers  9 number of bounds
 --         group: minute, "u" or "", n, events (n × 23 bytes), n × (due, id + lane), n × (id, spec)
---         shard: number, n, n × row (4 digits, counted over all groups, from 1), n × key, n × (id + "L")
+--         shard: number, n, n × row (4 digits, counted over all groups, from 1), n × name of the key, n × its value (lib/key)
 --         bound: queue with labels (3), most of its tasks here that have not ended, rows (4 digits each)
 --         timer: row, minute, deadline
 -- gives   OK {stamp, n × (row, DUPLICATE | FATE_UNKNOWN | SPREAD_CHANGED | OVER_BACKLOG, id that stands)}
@@ -58,12 +58,10 @@ for s = 1, tonumber(ARGV[7]) do
     local key, v = args[keys_at + i], found[i]
     local first = seen[key]
     if not first and v then
-      local id, state = sub(v, 1, 16), sub(v, 17, 17)
-      local stands = (state == 'E' and tonumber(sub(v, 18, 30)) > now)
-        or (state == 'L' and call('HEXISTS', P .. 'task:' .. shelf(id), id) == 1)
-      if stands then first = v end
+      local id, till = key_values().id(v), key_values().till(v)
+      if till and till > now or not till and call('HEXISTS', P .. 'task:' .. shelf(id), id) == 1 then first = v end
     end
-    if first then refuse(row_of(shard, i), 'DUPLICATE', sub(first, 1, 16)) end
+    if first then refuse(row_of(shard, i), 'DUPLICATE', key_values().id(first)) end
     seen[key] = first or args[values_at + i]
     -- A key still stands for as long as its window after the first sending, which came before the end.
     if args[2] ~= '' then

@@ -15,6 +15,10 @@ local function say(kind, id, key, detail, member)
   local n = #found
   found[n + 1], found[n + 2], found[n + 3], found[n + 4], found[n + 5] = kind, id, key, detail, member or ''
 end
+-- The name of a long key in the hash of keys.
+local function key_digest(key)
+  return (string.gsub(sub(redis.sha1hex(key), 1, 28), '%x%x', function(hex) return string.char(tonumber(hex, 16)) end))
+end
 local function id_ok(id) return #id == 16 and string.find(id, '^[%w_%-]+$') ~= nil end
 local function lane_ok(lane)
   if #lane ~= 4 or not string.find(lane, '^[%w_%-]+$') then return false end
@@ -28,7 +32,7 @@ local function spec_ok(s)
   local flags, at = byte(s, 2), spec_rest(s)
   if flags % 2 >= 1 then
     if at + 6 > n then return false end
-    at = at + 7 + u16(s, at + 5)
+    at = at + spec_key_len(s, at)
   end
   if flags % 4 >= 2 then
     if at + 1 > n then return false end
@@ -125,8 +129,9 @@ local function judge(id, place, member, spec, lease)
   elseif #places > 0 and byte(spec, 2) % 16 ~= 0 then
     local o = spec_options(spec)
     if o.key then
-      local v = look('HGET', P .. 'keys:' .. o.shard, o.key)
-      if not broken and v ~= id .. 'L' then say('key_missing', id, 'keys:' .. o.shard, 'its idempotency key does not name it') end
+      local v = look('HGET', P .. 'keys:' .. o.shard, o.name)
+      if not broken and v ~= key_values().of(id) then say('key_missing', id, 'keys:' .. o.shard, 'its idempotency key does not name it') end
+      if o.name ~= o.key and o.name ~= key_digest(o.key) then say('key_missing', id, 'keys:' .. o.shard, 'it lies under a name that its idempotency key does not have') end
     end
     if o.deadline and o.deadline > lease_clock() then
       local name = 'timer:' .. format('%.0f', floor(o.deadline / 60000))

@@ -4,7 +4,7 @@
 local function announce(id, spec, letter, fence, text)
   local OUTBOX = 20000
   local flags, at = byte(spec, 2), spec_rest(spec)
-  if flags % 2 >= 1 then at = at + 7 + u16(spec, at + 5) end
+  if flags % 2 >= 1 then at = at + spec_key_len(spec, at) end
   if flags % 4 >= 2 then at = at + 2 + u16(spec, at) end
   if flags % 8 >= 4 then at = at + 1 + byte(spec, at) end
   if flags % 16 >= 8 then at = at + 6 end

@@ -49,7 +49,7 @@ local function turns()
   t.name = function(spec)
     if spec == last then return last_name, last_key end
     local at = spec_rest(spec)
-    if byte(spec, 2) % 2 == 1 then at = at + 7 + u16(spec, at + 5) end
+    if byte(spec, 2) % 2 == 1 then at = at + spec_key_len(spec, at) end
     local key = sub(spec, at + 2, at + 1 + u16(spec, at))
     last, last_name, last_key = spec, sub(spec, 3, 5) .. sub(redis.sha1hex(key), 1, 16), key
     return last_name, key

@@ -44,13 +44,13 @@ local function walk(name)
     met = met + 1
     tasks = tasks - 1
     if kind == 'keys' then
-      local id, state = sub(v, 1, 16), sub(v, 17, 17)
-      if not id_ok(id) or not (v == id .. 'L' or (state == 'E' and #v == 30 and string.find(sub(v, 18), '^%d+$'))) then
+      local id = #v >= 14 and key_values().id(v) or ''
+      if not id_ok(id) or not (#v == 14 or #v == 20) or #field > 14 then
         say('record_unreadable', '', name, 'the state of an idempotency key has the wrong form')
-      elseif state == 'L' then
+      elseif #v == 14 then
         broken = false
         local spec = look('HGET', P .. 'task:' .. shelf(id), id)
-        local own = spec and spec_ok(spec) and spec_options(spec).key
+        local own = spec and spec_ok(spec) and spec_options(spec).name
         if spec then bytes = bytes - #spec end
         if not broken and not spec then say('orphan_key', id, name, 'names a task that does not exist', field)
         elseif not broken and spec_ok(spec) and own ~= field then say('orphan_key', id, name, 'names a task with another key', field) end

@@ -27,9 +27,9 @@ for i = 3, #ARGV, 4 do
   elseif kind == 'keys' then
     local v = look('HGET', P .. place, ARGV[i + 2])
     local spec = look('HGET', P .. 'task:' .. shelf(id), id)
-    if v == id .. 'L' and not broken then
+    if #id == 16 and v == key_values().of(id) and not broken then
       if not spec then say('orphan_key', id, place, 'names a task that does not exist', ARGV[i + 2])
-      elseif spec_ok(spec) and spec_options(spec).key ~= ARGV[i + 2] then say('orphan_key', id, place, 'names a task with another key', ARGV[i + 2]) end
+      elseif spec_ok(spec) and spec_options(spec).name ~= ARGV[i + 2] then say('orphan_key', id, place, 'names a task with another key', ARGV[i + 2]) end
     end
   end
   done = done + 1

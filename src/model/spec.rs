@@ -18,7 +18,7 @@
 //!
 //! | flag | option |
 //! | --- | --- |
-//! | 0x01 | idempotency key: shard (1), window after the end in s (4), length (2), bytes |
+//! | 0x01 | idempotency key: shard (1), window after the end in s (4), length (2), [its name](Key::name) if that is not the key itself (14), bytes |
 //! | 0x02 | placement key: length (2), bytes |
 //! | 0x04 | plan: length (1), bytes |
 //! | 0x08 | deadline: end of the total time-out, ms since 1970 (6) |
@@ -27,13 +27,16 @@
 //! | 0x40 | execution time-out in ms (4) |
 //! | 0x80 | extras that only clients and executors read: length (2), a msgpack map |
 
+use super::digits;
 use super::field::{FieldError, Reason};
+use super::id::TaskId;
 use super::lane::{LaneCode, PlanName};
 use super::retry::{Growth, Retry};
 use super::slice::UnixMs;
 use crate::limits;
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
+use sha1::{Digest, Sha1};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes before the options, with a retry policy.
@@ -51,6 +54,9 @@ pub const BOUND: u8 = 2;
 pub const ANNOUNCED: u8 = 4;
 /// Number of hashes over which a bucket's idempotency keys are spread.
 pub const KEY_SHARDS: u8 = 16;
+
+/// Longest field and usual value of the hashes of keys, in bytes. See [`Key::name`] and [`Key::value`].
+pub const KEY_NAME_LEN: usize = 14;
 
 /// Flag of an idempotency key.
 pub const KEYED: u8 = 0x01;
@@ -178,6 +184,28 @@ impl Key {
     pub fn shard(scoped: &[u8]) -> u8 {
         ((xxh3_64(scoped) >> 32) % u64::from(KEY_SHARDS)) as u8
     }
+
+    /// What a key is called in that hash: the key itself, or the first 14 bytes of its SHA-1 where it is longer than 13. So
+    /// a field takes 16 bytes at most, and what is remembered of an ended task does not depend on its key. Two keys of one
+    /// bucket have the same name by chance once 2^56 keys are there.
+    pub fn name(scoped: &Bytes) -> Bytes {
+        if scoped.len() < KEY_NAME_LEN {
+            return scoped.clone();
+        }
+        Bytes::copy_from_slice(&Sha1::digest(scoped)[..KEY_NAME_LEN])
+    }
+
+    /// What that hash says of a key whose task has not ended: its id without what the bucket says, in 14 bytes instead of
+    /// 16; `lua/lib/key.lua` reads and writes the same. With Redis's string header they fill an allocation class of 16.
+    pub fn value(id: TaskId) -> [u8; KEY_NAME_LEN] {
+        let text = id.as_bytes();
+        let digit = |at: usize| digits::read(&text[at..=at]).unwrap_or(0) as u8;
+        let mut out = [0; KEY_NAME_LEN];
+        out[0] = digit(0) << 2 | digit(6) & 3;
+        out[1..5].copy_from_slice(&text[1..5]);
+        out[5..].copy_from_slice(&text[7..]);
+        out
+    }
 }
 
 /// Checks the length of an idempotency or placement key.
@@ -291,6 +319,9 @@ impl Spec {
             out.put_u8(Key::shard(scoped));
             out.put_u32((key.window_ms / 1_000) as u32);
             out.put_u16(scoped.len() as u16);
+            if scoped.len() >= KEY_NAME_LEN {
+                out.extend_from_slice(&Key::name(scoped));
+            }
             out.extend_from_slice(scoped);
         }
         if let Some(placement) = &self.placement {
@@ -321,6 +352,18 @@ impl Spec {
         Some(home.plus(i64::from(u16::from_be_bytes(offset))))
     }
 
+    /// The shard and the name of an encoded spec's key, if it has one and can be read.
+    pub fn peek_key(bytes: &Bytes) -> Option<(u8, Bytes)> {
+        if bytes.get(1)? & KEYED == 0 {
+            return None;
+        }
+        let at = if bytes.first()? % 2 == 0 { SHORT_LEN } else { FIXED_LEN };
+        let len =
+            usize::from(u16::from_be_bytes([*bytes.get(at + 5)?, *bytes.get(at + 6)?])).min(KEY_NAME_LEN);
+        bytes.get(at + 7..at + 7 + len)?;
+        Some((*bytes.get(at)?, bytes.slice(at + 7..at + 7 + len)))
+    }
+
     /// The plan of an encoded spec, if it has one and can be read.
     pub fn peek_plan(bytes: &[u8]) -> Option<&str> {
         let flags = *bytes.get(1)?;
@@ -330,7 +373,8 @@ impl Spec {
         let mut at = if bytes.first()? % 2 == 0 { SHORT_LEN } else { FIXED_LEN };
         let word = |at: usize| Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));
         if flags & KEYED != 0 {
-            at += 7 + word(at + 5)?;
+            let len = word(at + 5)?;
+            at += 7 + len + if len < KEY_NAME_LEN { 0 } else { KEY_NAME_LEN };
         }
         if flags & PLACED != 0 {
             at += 2 + word(at)?;
@@ -356,6 +400,9 @@ impl Spec {
             at.u8()?;
             let window_ms = i64::from(at.u32()?) * 1_000;
             let len = usize::from(at.u16()?);
+            if len >= KEY_NAME_LEN {
+                at.take(KEY_NAME_LEN)?;
+            }
             key = Some(Key { bytes: at.bytes(len)?, window_ms });
         }
         let placement = if has(PLACED) {
@@ -504,6 +551,16 @@ pub(crate) mod tests {
         assert_eq!(&told[..2], &[6, 0x80]);
     }
 
+    #[test]
+    fn names_and_values_of_keys() {
+        assert_eq!(&Key::name(&Bytes::from_static(b"order-4711"))[..], b"order-4711");
+        assert_eq!(&Key::name(&Bytes::from_static(b"thirteen-long"))[..], b"thirteen-long");
+        let long = Key::name(&Bytes::from_static(b"fourteen-long-"));
+        assert_eq!(long[..], Sha1::digest(b"fourteen-long-")[..14]);
+        let id: TaskId = "0abcd-GzZ-_abcde".parse().unwrap();
+        assert_eq!(&Key::value(id), b"\x05abcdzZ-_abcde");
+    }
+
     proptest! {
         #[test]
         fn what_is_encoded_is_decoded(
@@ -536,6 +593,8 @@ pub(crate) mod tests {
             };
             spec.check().unwrap();
             let bytes = spec.encode();
+            let name = spec.scoped_key().map(|key| (Key::shard(&key), Key::name(&key)));
+            prop_assert_eq!(Spec::peek_key(&bytes), name);
             prop_assert_eq!(Spec::peek_plan(&bytes), spec.plan.as_ref().map(PlanName::as_str));
             prop_assert_eq!(&Spec::decode(&bytes, spec.due.minute().start()).unwrap(), &spec);
             for cut in 0..bytes.len() - spec.payload.len() {
@@ -546,7 +605,9 @@ pub(crate) mod tests {
         #[test]
         fn any_bytes_are_a_value_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let _ = Spec::peek_plan(&bytes);
-            let _ = Spec::decode(&bytes.into(), UnixMs(0));
+            let bytes = Bytes::from(bytes);
+            let _ = Spec::peek_key(&bytes);
+            let _ = Spec::decode(&bytes, UnixMs(0));
         }
     }
 

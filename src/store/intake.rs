@@ -106,15 +106,15 @@ pub async fn submit(
     order.sort_by_key(|at| (group_of(&rows[*at]), rows[*at].spec.due));
     let groups: Vec<&[usize]> = order.chunk_by(|a, b| group_of(&rows[*a]) == group_of(&rows[*b])).collect();
 
-    let mut shards: [Vec<usize>; spec::KEY_SHARDS as usize] = Default::default();
+    let mut shards: [Vec<(usize, Bytes)>; spec::KEY_SHARDS as usize] = Default::default();
     let mut timers = Vec::new();
     let (mut first, mut largest) = (i64::MAX, 0);
     for (place, at) in order.iter().enumerate() {
         let row = &rows[*at];
         first = first.min(row.spec.due.0);
         largest = largest.max(row.bytes.len());
-        if let Some(key) = row.spec.scoped_key() {
-            shards[usize::from(spec::Key::shard(&key))].push(place);
+        if let Some((shard, name)) = Spec::peek_key(&row.bytes) {
+            shards[usize::from(shard % spec::KEY_SHARDS)].push((place, name));
         }
         if let Some(deadline) = row.spec.deadline {
             timers.push((place, deadline));
@@ -160,15 +160,15 @@ pub async fn submit(
     }
     for (shard, places) in shards.iter().enumerate().filter(|(_, places)| !places.is_empty()) {
         args.number(shard).number(places.len());
-        for place in places {
+        for (place, _) in places {
             args.part(format_args!("{:04}", place + 1));
         }
         args.cut();
-        for place in places {
-            args.shared(rows[order[*place]].spec.scoped_key().unwrap_or_default());
+        for (_, name) in places {
+            args.shared(name.clone());
         }
-        for place in places {
-            args.joined(&[rows[order[*place]].id.as_bytes(), b"L"]);
+        for (place, _) in places {
+            args.bytes(&spec::Key::value(rows[order[*place]].id));
         }
     }
     for (group, (most, places)) in bounds {

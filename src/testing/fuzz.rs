@@ -58,6 +58,7 @@ pub fn run(name: &str, bytes: &[u8]) {
 /// Reads anything as the spec of a task. What is read can be written and read again.
 pub fn spec(bytes: &[u8]) {
     let _ = Spec::peek_plan(bytes);
+    let _ = Spec::peek_key(&Bytes::copy_from_slice(bytes));
     let _ = Spec::peek_due(bytes, UnixMs(0));
     let home = UnixMs(1_764_511_260_000);
     if let Ok(read) = Spec::decode(&Bytes::copy_from_slice(bytes), home)

@@ -20,7 +20,7 @@ struct World {
     pending: Vec<TaskId>,
     /// Pending, far ahead, with a total time-out.
     timed: TaskId,
-    /// Pending, far ahead, keyed `k-live`.
+    /// Pending, far ahead, keyed [`LIVE`].
     keyed: TaskId,
     /// Ripe, in its lane.
     ripe: TaskId,
@@ -55,6 +55,8 @@ impl World {
 }
 
 const HOUR: i64 = 3_600_000;
+/// A key that is too long for a field of its own.
+const LIVE: &str = "order-4711/reminder";
 
 async fn world(size: i64) -> World {
     let bed = Bed::shared().await.unwrap();
@@ -69,7 +71,7 @@ async fn world(size: i64) -> World {
     let timed =
         row(minutehand::model::Spec { deadline: Some(UnixMs(T0 + 3 * HOUR)), ..spec(normal, T0 + 2 * HOUR) });
     let key = |text: &'static str| Some(Key::new(text, HOUR).unwrap());
-    let keyed = row(minutehand::model::Spec { key: key("k-live"), ..spec(normal, T0 + 2 * HOUR) });
+    let keyed = row(minutehand::model::Spec { key: key(LIVE), ..spec(normal, T0 + 2 * HOUR) });
     let done_keyed = row(minutehand::model::Spec { key: key("k-done"), ..spec(normal, T0 - 7_000) });
     let expiring =
         row(minutehand::model::Spec { deadline: Some(UnixMs(T0 + 10)), ..spec(normal, T0 + HOUR) });
@@ -287,22 +289,41 @@ planted!(
 
 planted!(a_key_that_names_no_task, OrphanKey, |world| {
     world
-        .run("HSET", "keys:3", &[b"k-orphan", format!("{}L", world.dead).replace('-', "z").as_bytes()])
+        .run("HSET", "keys:3", &[b"k-orphan", &Key::value(TaskId::new(world.dead.home(), bucket(), 77))])
         .await;
 });
 
 planted!(a_key_that_names_another_task, OrphanKey, |world| {
-    world.run("HSET", "keys:3", &[b"k-orphan", format!("{}L", world.running).as_bytes()]).await;
+    world.run("HSET", "keys:3", &[b"k-orphan", &Key::value(world.running)]).await;
 });
 
 planted!(
     a_task_whose_key_is_free,
     KeyMissing,
     |world| {
-        let shard = Key::shard(b"k-live");
-        world.run("HDEL", &format!("keys:{shard}"), &[b"k-live"]).await;
+        let shard = Key::shard(LIVE.as_bytes());
+        world.run("HDEL", &format!("keys:{shard}"), &[&Key::name(&LIVE.into())]).await;
     },
     |world: &World, found: &Found| assert_eq!(found.id.as_deref(), Some(world.keyed.as_str()))
+);
+
+planted!(
+    a_task_under_a_name_that_its_key_does_not_have,
+    KeyMissing,
+    |world| {
+        let (shard, name) = (format!("keys:{}", Key::shard(LIVE.as_bytes())), Key::name(&LIVE.into()));
+        let (task, id) = (World::task_key(world.keyed), world.keyed);
+        let Reply::Bytes(spec) = world.run("HGET", &task, &[id.as_bytes()]).await else { panic!("no spec") };
+        let at = spec.windows(name.len()).position(|bytes| bytes == name).unwrap();
+        let other = [&spec[..at], b"another-digest", &spec[at + name.len()..]].concat();
+        world.run("HSET", &task, &[id.as_bytes(), &other]).await;
+        world.run("HDEL", &shard, &[&name]).await;
+        world.run("HSET", &shard, &[b"another-digest", &Key::value(id)]).await;
+    },
+    |world: &World, found: &Found| {
+        assert_eq!(found.id.as_deref(), Some(world.keyed.as_str()));
+        assert_eq!(found.detail, "it lies under a name that its idempotency key does not have");
+    }
 );
 
 planted!(a_spec_of_another_version, SpecUnreadable, |world| {

@@ -32,7 +32,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 
 const QUEUES: [&str; 2] = ["push", "mail"];
 const PODS: [&str; 2] = ["p1", "p2"];
-const KEYS: [&str; 3] = ["k0", "k1", "k2"];
+const KEYS: [&str; 3] = ["k0", "k1", "one that is longer than its name"];
 const PLANS: [&str; 2] = ["sale", "news"];
 
 #[derive(Debug, Clone)]
