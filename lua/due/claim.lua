@@ -402,9 +402,10 @@ do
   if #olds > 0 then safely(need_move) end
   for _, id in ipairs(olds) do
     safely(need, 'hash', 'task:' .. shelf(id))
+    safely(sized)
     call('ZREM', P .. 'dead', id)
     call('UNLINK', P .. 'dead:' .. id)
-    call('HDEL', P .. 'task:' .. shelf(id), id)
+    specs_drop(shelf(id), { id })
     call('HDEL', P .. 'at', id)
     count('dead', -1)
     count('deleted', 1)

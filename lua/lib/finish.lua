@@ -1,7 +1,7 @@
 -- lib/finish: the end of a task: what must go, what is remembered.
-local function key_hour(o) return format('%.0f', floor((now + o.window) / 3600000) + 1) end
 -- What ending a task would write.
 local function need_end(id, spec)
+  sized()
   need('hash', 'task:' .. shelf(id))
   need_recent()
   local version, flags = byte(spec, 1, 2)
@@ -17,7 +17,7 @@ local function need_end(id, spec)
     local o = spec_options(spec)
     if o.key then
       need('hash', 'keys:' .. o.shard)
-      need('string', 'keyend:' .. key_hour(o))
+      need('string', 'keyend:' .. format('%.0f', floor((now + o.window) / 3600000) + 1))
     end
     if o.deadline then need('zset', 'timer:' .. format('%.0f', floor(o.deadline / 60000))) end
   end
@@ -30,92 +30,13 @@ local function key_end(id, o)
   if o.window == 0 then call('HDEL', keys, o.key) return end
   local till = now + o.window
   call('HSET', keys, o.key, id .. 'E' .. format('%013.0f', till))
-  local hour = key_hour(o)
+  local hour = format('%.0f', floor((now + o.window) / 3600000) + 1)
   call('APPEND', P .. 'keyend:' .. hour, format('%02d%04d', o.shard, #o.key) .. o.key)
   call('ZADD', P .. 'agenda', hour * 60, 'k' .. hour)
 end
--- The same for a whole batch of tasks that have a key, at home and without a deadline: what is to be written, by hash
--- and by hour. Reads and checks only; keys_end writes.
-local function keys_ending(ids)
-  local by, shards, ends, times = {}, {}, { hashes = {}, hours = {} }, {}
-  for _, id in ipairs(ids) do
-    local m = shelf(id)
-    local b = by[m]
-    if not b then
-      b = { n = 0 }
-      by[m] = b
-    end
-    b.n = b.n + 1
-    b[b.n] = id
-  end
-  for m, b in pairs(by) do
-    local specs = call('HMGET', P .. 'task:' .. m, unpack(b))
-    for i = 1, b.n do
-      local spec = specs[i]
-      if spec and byte(spec, 2) % 2 == 1 then
-        local k0 = spec_rest(spec)
-        local number, window = byte(spec, k0), u32(spec, k0 + 1)
-        local s = shards[number]
-        if not s then
-          s = { n = 0, keys = {}, ids = {}, windows = {} }
-          shards[number] = s
-        end
-        local k = s.n + 1
-        s.n, s.keys[k], s.ids[k], s.windows[k] = k, sub(spec, k0 + 7, k0 + 6 + u16(spec, k0 + 5)), b[i], window
-      end
-    end
-  end
-  for number, s in pairs(shards) do
-    need('hash', 'keys:' .. number)
-    local key, drop, keep, d, k = P .. 'keys:' .. number, {}, {}, 0, 0
-    local found, heads = call('HMGET', key, unpack(s.keys)), {}
-    for i = 1, s.n do
-      local v, id, field, window = found[i], s.ids[i], s.keys[i], s.windows[i]
-      if v and sub(v, 1, 16) == id then
-        if window == 0 then
-          d = d + 1
-          drop[d] = field
-        else
-          local t = times[window]
-          if not t then
-            t = { till = 'E' .. format('%013.0f', now + window * 1000), hour = key_hour({ window = window * 1000 }) }
-            times[window] = t
-          end
-          keep[k + 1], keep[k + 2] = field, id .. t.till
-          k = k + 2
-          local h = ends.hours[t.hour]
-          if not h then
-            need('string', 'keyend:' .. t.hour)
-            h = { n = 0 }
-            ends.hours[t.hour] = h
-          end
-          local head = heads[#field]
-          if not head then
-            head = format('%02d%04d', number, #field)
-            heads[#field] = head
-          end
-          h[h.n + 1], h[h.n + 2] = head, field
-          h.n = h.n + 2
-        end
-      end
-    end
-    ends.hashes[key] = { drop = drop, keep = keep }
-  end
-  return ends
-end
-local function keys_end(ends)
-  for key, fields in pairs(ends.hashes) do
-    if fields.drop[1] then call('HDEL', key, unpack(fields.drop)) end
-    if fields.keep[1] then call('HSET', key, unpack(fields.keep)) end
-  end
-  for hour, parts in pairs(ends.hours) do
-    call('APPEND', P .. 'keyend:' .. hour, table.concat(parts))
-    call('ZADD', P .. 'agenda', hour * 60, 'k' .. hour)
-  end
-end
 -- Ends one task for good: spec, place record, key, timer. Place, run and counters are the caller's.
 local function finish(id, spec, letter, fence, text)
-  call('HDEL', P .. 'task:' .. shelf(id), id)
+  specs_drop(shelf(id), { id })
   call('HDEL', P .. 'at', id)
   call('HDEL', P .. 'tries', id)
   local version, flags = byte(spec, 1, 2)
