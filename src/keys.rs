@@ -36,6 +36,7 @@
 //! | `cut` | HASH | letter of a move → how many have been trimmed off the stream |
 //! | `outbox` | STREAM | ends of tasks of which somebody wants to hear |
 //! | `readers` | HASH | subscription → how far it has got them; who delivers |
+//! | `bytes` | HASH | home hour → bytes of its specs, `#` of all; only where the namespace has a quota for bytes |
 //! | `counts` | HASH | counters of the conservation law, ripe backlog, deficits |
 //! | `lag:<minute>` | HASH | start − due, as a histogram; ends by itself after 10 minutes |
 //! | `lock` | HASH | pod → permit, until, planned wake-up |
@@ -162,6 +163,8 @@ pub enum Kind {
     Outbox,
     /// `readers`
     Readers,
+    /// `bytes`
+    Bytes,
     /// `counts`
     Counts,
     /// `tally`
@@ -178,10 +181,10 @@ pub enum Kind {
 
 impl Kind {
     /// The names that every bucket may have once, in one list.
-    pub const SINGLE: [&'static str; 23] = [
+    pub const SINGLE: [&'static str; 24] = [
         "kept", "looks", "turns", "flight", "spent", "newest", "meta", "agenda", "leases", "recents",
         "parked", "helds", "at", "run", "tries", "dead", "events", "cut", "counts", "tally", "lock",
-        "outbox", "readers",
+        "outbox", "readers", "bytes",
     ];
 
     /// The kind of a name; nothing for a name that is none of ours.
@@ -213,6 +216,7 @@ impl Kind {
             ("cut", None) => Self::Cut,
             ("outbox", None) => Self::Outbox,
             ("readers", None) => Self::Readers,
+            ("bytes", None) => Self::Bytes,
             ("counts", None) => Self::Counts,
             ("tally", None) => Self::Tally,
             ("lock", None) => Self::Lock,
@@ -254,6 +258,7 @@ impl Kind {
             Self::Letter | Self::Mark | Self::Cut | Self::Counts | Self::Tally | Self::Lag | Self::Lock => {
                 "hash"
             }
+            Self::Bytes => "hash",
             Self::Lease | Self::KeyEnd | Self::Recent | Self::Last => "string",
             Self::Parked => "set",
             Self::Events | Self::Outbox => "stream",

@@ -205,8 +205,8 @@ pub const LOGIN_FAILURES_MAX: u32 = 10;
 pub const LOGIN_WINDOW_MS: i64 = 60_000;
 /// Addresses whose failed logins are counted at a time.
 pub const LOGIN_PEERS_MAX: usize = 4_096;
-/// Largest quota of a namespace: far from where numbers of Lua lose digits.
-pub const QUOTA_TASKS_MAX: u64 = 1_000_000_000_000;
+/// Largest quota of a namespace, in tasks or bytes: far from where numbers of Lua lose digits.
+pub const QUOTA_MAX: u64 = 1_000_000_000_000;
 /// Notes kept of what operators did.
 pub const NOTES_KEEP_ROWS: usize = 10_000;
 /// Answers shorter than this are not compressed: they would gain nothing.

@@ -92,6 +92,7 @@ pub const SCRIPTS: &[&str] = &[
     "read.agenda",
     "access.token",
     "access.quota",
+    "bucket.size",
     "access.note",
     "access.notes",
     "queue.put",

@@ -36,7 +36,7 @@ end
 list(call('ZRANGE', P .. 'leases', 0, 1999), 'lease:')
 list(call('ZRANGE', P .. 'recents', 0, 1999), 'recent:')
 list(call('HKEYS', P .. 'lock'), 'last:')
-list({ 'tally', 'cut', 'kept', 'looks', 'turns', 'flight', 'spent', 'newest', 'outbox', 'readers' }, '')
+list({ 'tally', 'cut', 'kept', 'looks', 'turns', 'flight', 'spent', 'newest', 'outbox', 'readers', 'bytes' }, '')
 for m = minute - 11, minute do gone[#gone + 1] = P .. 'lag:' .. format('%.0f', m) end
 -- Where a list is longer, the rest of it goes the next time.
 local whole = needed.leases <= 2000 and needed.recents <= 2000

@@ -8,6 +8,7 @@
 -- memory  allow-oom
 local counts = P .. 'counts'
 need('stream', 'events') need_all('hash', 'counts', 'at') need('zset', 'dead')
+sized()
 local letters, gone, seen = {}, {}, {}
 for i = 3, #ARGV do
   local id = ARGV[i]
@@ -24,7 +25,7 @@ local records = {}
 for _, id in ipairs(gone) do
   call('ZREM', P .. 'dead', id)
   call('UNLINK', P .. 'dead:' .. id)
-  call('HDEL', P .. 'task:' .. shelf(id), id)
+  specs_drop(shelf(id), { id })
   call('HDEL', P .. 'at', id)
   records[#records + 1] = rare(id, NO_GRANT, 'Z', 0, 'deleted by hand')
 end

@@ -20,7 +20,8 @@
 --         placement keys, brings back <= 16 tasks of each
 -- events  claimed, set aside, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom
-local RIPEN, SETS, NEW_SETS = 2000, 32, 8
+-- Most that one visit ripens, looks into and sets aside. (In one table: Lua allows a function 200 names.)
+local MOST = { ripen = 2000, sets = 32, new_sets = 8, lanes = 64, sift = 2000 }
 local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]) or tonumber(string.match(ARGV[11], '^%d+')), tonumber(ARGV[12])
@@ -290,11 +291,11 @@ end
 -- 2. What the agenda says is due: due sets, timers, keys whose window ended.
 local minute, sets = floor(now / 60000), nil
 do
-local names = call('ZRANGE', agenda, '-inf', minute, 'BYSCORE', 'LIMIT', 0, SETS)
-if #names == SETS then
+local names = call('ZRANGE', agenda, '-inf', minute, 'BYSCORE', 'LIMIT', 0, MOST.sets)
+if #names == MOST.sets then
   local seen = {}
   for _, name in ipairs(names) do seen[name] = true end
-  for _, name in ipairs(call('ZRANGE', agenda, minute, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, NEW_SETS)) do
+  for _, name in ipairs(call('ZRANGE', agenda, minute, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, MOST.new_sets)) do
     if not seen[name] then names[#names + 1] = name end
   end
 end
@@ -375,7 +376,7 @@ end
 -- The look-ahead may reach into the next minute; its timers and keys wait until then.
 local till = now + tonumber(ARGV[27])
 if floor(till / 60000) > minute then
-  for _, name in ipairs(call('ZRANGE', agenda, minute + 1, floor(till / 60000), 'BYSCORE', 'LIMIT', 0, NEW_SETS)) do
+  for _, name in ipairs(call('ZRANGE', agenda, minute + 1, floor(till / 60000), 'BYSCORE', 'LIMIT', 0, MOST.new_sets)) do
     local kind = sub(name, 1, 1)
     for _, set in ipairs(kind ~= 't' and kind ~= 'k' and due_sets(name) or {}) do
       if safely(need, 'zset', 'due:' .. set) > 0 then sets[#sets + 1] = set end
@@ -402,9 +403,10 @@ do
   if #olds > 0 then safely(need_move) end
   for _, id in ipairs(olds) do
     safely(need, 'hash', 'task:' .. shelf(id))
+    safely(sized)
     call('ZREM', P .. 'dead', id)
     call('UNLINK', P .. 'dead:' .. id)
-    call('HDEL', P .. 'task:' .. shelf(id), id)
+    specs_drop(shelf(id), { id })
     call('HDEL', P .. 'at', id)
     count('dead', -1)
     count('deleted', 1)
@@ -445,7 +447,7 @@ local ready_before = ready
 local pool, taken, truncated, lanes, order, bound
 local function look(timed, until_ms, which)
   -- Without times it only looks whether all may go straight through: twice as far as that can be.
-  local most = (timed or limit >= RIPEN / 2) and RIPEN or (limit > RIPEN / 8 and 2 * limit or RIPEN / 4)
+  local most = (timed or limit >= MOST.ripen / 2) and MOST.ripen or (limit > MOST.ripen / 8 and 2 * limit or MOST.ripen / 4)
   -- Whatever waits already: what is due later must not wait behind it until all of it has had its turn.
   local budget, left = most, #which
   if limit == 0 then budget = 0 end
@@ -520,7 +522,6 @@ end
 local chosen, chosen_n, from_lane, backlog, some = {}, 0, {}, 0, nil
 local purses, rules, counted, tallies = {}, nil, {}, nil
 do
-local LANES, SIFT = 64, 2000
 -- Quotas by queue: a default and exceptions.
 local quotas = {}
 for i = 29, 26 + 3 * tonumber(ARGV[28]), 3 do quotas[ARGV[i]] = { tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) } end
@@ -789,7 +790,7 @@ else
   end
   for p = 0, 5 do
     local ring = {}
-    for _, lane in ipairs(call('ZRANGE', P .. 'ring:' .. p, 0, LANES - 1)) do
+    for _, lane in ipairs(call('ZRANGE', P .. 'ring:' .. p, 0, MOST.lanes - 1)) do
       local l = lanes[lane] or { lane = lane, group = sub(lane, 1, 3), level = p, n = 0 }
       safely(need, 'zset', 'ready:' .. lane)
       l.all = call('ZCARD', P .. 'ready:' .. lane)
@@ -821,7 +822,7 @@ else
   local function sift(l, got)
     local kept, key = {}, P .. 'ready:' .. l.lane
     for _, id in ipairs(got) do
-      if sifted >= SIFT or sift_bytes <= 0 then
+      if sifted >= MOST.sift or sift_bytes <= 0 then
         again, full = true, true
         break
       end

@@ -14,6 +14,7 @@ need_all('hash', 'counts', 'run', 'at', 'tries', 'tally', 'lock')
 need_all('zset', 'agenda', 'dead')
 need('set', 'parked')
 turns().need()
+sized()
 local rows, past, unknown = {}, {}, 0
 -- A task that is pending and was never handed out.
 local function untouched(id)
@@ -64,6 +65,7 @@ local function make(row)
     finish(old, old_spec, 'C', at.fence, 'replaced by ' .. id)
     rares[#rares + 1] = rare(old, NO_GRANT, 'C', 0, 'replaced by ' .. id)
   end
+  if sized() then sized().change(shelf(id), #spec) end
   call('HSET', P .. 'task:' .. shelf(id), id, spec)
   due_put(id, row.due, row.lane)
   if o.key then call('HSET', P .. 'keys:' .. o.shard, o.name, key_values().of(id)) end

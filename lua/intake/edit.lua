@@ -7,6 +7,7 @@
 -- events  edited
 -- memory  refused when full
 need('stream', 'events')
+sized()
 need_all('hash', 'run', 'at', 'lock')
 need_all('zset', 'agenda', 'dead')
 local id, new = ARGV[3], ARGV[6]
@@ -24,6 +25,7 @@ local function timer(deadline) return 'timer:' .. format('%.0f', floor(deadline 
 local timed = state ~= 'D' and was.deadline ~= is.deadline
 if timed and was.deadline then need('zset', timer(was.deadline)) end
 if timed and is.deadline then need('zset', timer(is.deadline)) end
+if sized() then sized().change(shelf(id), #new - #spec) end
 call('HSET', P .. 'task:' .. shelf(id), id, new)
 call('HSET', P .. 'at', id, at_make(at.due, at.lane, at.fence, at.failures, at.losses, (at.edits + 1) % 256))
 if timed and was.deadline then call('ZREM', P .. timer(was.deadline), id) end

@@ -12,7 +12,8 @@
 -- bound   rows <= batch_max_rows; a due set takes 10,000, then seconds, then sixteenths
 -- events  submitted
 -- memory  refused when full
-local meta = call('HMGET', KEYS[1], 'closed', 'maxspec', 'v')
+local meta = call('HMGET', KEYS[1], 'closed', 'maxspec', 'v', 'sized')
+sized_flag = meta[4]
 -- Sent again, a row may stand from before the bucket was closed.
 local closed = ARGV[3] == '1' and meta[1]
 if closed and ARGV[2] == '' then return { 'SPREAD_CHANGED', stamp } end
@@ -20,6 +21,7 @@ local agenda, counts = P .. 'agenda', P .. 'counts'
 need('zset', 'agenda')
 need('stream', 'events')
 need_all('hash', 'counts', 'lock')
+sized()
 
 -- Where each row stands in ARGV.
 local groups, at, total = {}, 10, 0
@@ -181,6 +183,11 @@ for i = 1, tonumber(ARGV[8]) do need('zset', 'timer:' .. ARGV[at + 3 * i - 2]) e
 
 for _, plan in ipairs(plans) do
   local g, n = plan.g, plan.n
+  if sized() then
+    local more, from, at = 0, plan.spec or ARGV, plan.spec and 0 or g.spec - 1
+    for i = 2, 2 * n, 2 do more = more + #from[at + i] end
+    sized().change(g.shelf, more)
+  end
   if plan.spec then call('HSET', P .. 'task:' .. g.shelf, unpack(plan.spec))
   else call('HSET', P .. 'task:' .. g.shelf, unpack(ARGV, g.spec, g.spec + 2 * n - 1)) end
   if plan.whole then

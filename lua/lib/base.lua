@@ -14,11 +14,14 @@ local now13 = format('%013.0f', now)
 -- The clock of leases and of what is remembered: it never runs backwards. After the server's clock has gone back it
 -- goes on from where it was, ahead by `skew`, and slowly (`due/claim`) until the server's has caught up.
 local lease_now
+-- Whether bytes are counted (lib/size); nil where that was not asked for yet.
+local sized_flag
 local function lease_clock()
   if not lease_now then
-    local seen = call('HMGET', KEYS[1], 'clock', 'skew')
+    local seen = call('HMGET', KEYS[1], 'clock', 'skew', 'sized')
     local clock, ahead = tonumber(seen[1] or 0), now + tonumber(seen[2] or 0)
     lease_now = clock > ahead and clock or ahead
+    sized_flag = seen[3]
   end
   return lease_now
 end

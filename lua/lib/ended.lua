@@ -42,7 +42,7 @@ local function keys_ending(ids)
         else
           local t = times[window]
           if not t then
-            t = { till = values.ended(now + window * 1000), hour = key_hour({ window = window * 1000 }) }
+            t = { till = values.ended(now + window * 1000), hour = values.hour(window * 1000) }
             times[window] = t
           end
           keep[k + 1], keep[k + 2] = field, id .. t.till

@@ -1,7 +1,7 @@
 -- lib/finish: the end of a task: what must go, what is remembered.
-local function key_hour(o) return format('%.0f', floor((now + o.window) / 3600000) + 1) end
 -- What ending a task would write.
 local function need_end(id, spec)
+  sized()
   need('hash', 'task:' .. shelf(id))
   need_recent()
   local version, flags = byte(spec, 1, 2)
@@ -17,7 +17,7 @@ local function need_end(id, spec)
     local o = spec_options(spec)
     if o.key then
       need('hash', 'keys:' .. o.shard)
-      need('string', 'keyend:' .. key_hour(o))
+      need('string', 'keyend:' .. key_values().hour(o.window))
     end
     if o.deadline then need('zset', 'timer:' .. format('%.0f', floor(o.deadline / 60000))) end
   end
@@ -29,13 +29,13 @@ local function key_end(id, o)
   if not v or sub(v, 1, 14) ~= mine then return end
   if o.window == 0 then call('HDEL', keys, o.name) return end
   call('HSET', keys, o.name, mine .. key_values().ended(now + o.window))
-  local hour = key_hour(o)
+  local hour = key_values().hour(o.window)
   call('APPEND', P .. 'keyend:' .. hour, format('%02d%02d', o.shard, #o.name) .. o.name)
   call('ZADD', P .. 'agenda', hour * 60, 'k' .. hour)
 end
 -- Ends one task for good: spec, place record, key, timer. Place, run and counters are the caller's.
 local function finish(id, spec, letter, fence, text)
-  call('HDEL', P .. 'task:' .. shelf(id), id)
+  specs_drop(shelf(id), { id })
   call('HDEL', P .. 'at', id)
   call('HDEL', P .. 'tries', id)
   local version, flags = byte(spec, 1, 2)

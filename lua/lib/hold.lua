@@ -7,9 +7,9 @@ local function hold(first, move)
   need('zset', 'leases')
   local n = #ARGV - first + 1
   local letters, deadlines = {}, {}
-  if n == 0 then return letters, deadlines, {} end
+  if n == 0 then return letters, deadlines end
   for i = 1, n do ids[i] = sub(ARGV[first + i - 1], 1, 16) end
-  local found, hset, moved, leases, named = call('HMGET', run, unpack(ids)), {}, {}, {}, {}
+  local found, hset, leases, named = call('HMGET', run, unpack(ids)), {}, {}, {}
   for i = 1, n do
     local row, r = ARGV[first + i - 1], found[i]
     if r and run_grant(r) == sub(row, 17, 34) then
@@ -19,7 +19,6 @@ local function hold(first, move)
       if new then
         hset[#hset + 1] = ids[i]
         hset[#hset + 1] = new
-        moved[#moved + 1] = sub(row, 1, 34)
         deadlines[i] = run_deadline(new)
         -- A deadline that stays is named by its lease string already.
         if deadlines[i] ~= run_deadline(r) then
@@ -45,6 +44,6 @@ local function hold(first, move)
     for _, key in ipairs(named) do lease_add(key, table.concat(leases[key])) end
     call('HSET', run, unpack(hset))
   end
-  return letters, deadlines, moved
+  return letters, deadlines
 end
 local function held(letters, deadlines) return { 'OK', stamp, table.concat(letters), unpack(deadlines) } end

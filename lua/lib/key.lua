@@ -31,6 +31,8 @@ do
     t.till = function(v)
       if #v > 14 then return u16(v, 15) * 4294967296 + u32(v, 17) end
     end
+    -- The hour in which a key may go whose task ends now.
+    t.hour = function(window) return format('%.0f', floor((now + window) / 3600000) + 1) end
     -- What is added to a value at the end of its task.
     t.ended = function(ms)
       local text = ''

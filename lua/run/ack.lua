@@ -24,6 +24,7 @@ need('stream', 'events')
 need_all('hash', 'counts', 'tally', 'run', 'at', 'tries', 'lock', lag_name)
 need_all('zset', 'agenda', 'dead')
 need_recent()
+sized()
 for a = runs_at + 1, bins_at, 3 do need('hash', 'task:' .. args[a]) end
 local found = call('HMGET', run, unpack(args, ids_at + 1, ids_at + n))
 local function lags(bins, worst)
@@ -76,7 +77,8 @@ if keyed then
   for a = runs_at + 1, bins_at, 3 do
     rows = rows + tonumber(args[a + 2])
     if a + 3 > bins_at or args[a + 3] ~= args[a] then
-      call('HDEL', P .. 'task:' .. args[a], unpack(args, at + 1, at + rows))
+      if sized() then specs_drop(args[a], { unpack(args, at + 1, at + rows) })
+      else call('HDEL', P .. 'task:' .. args[a], unpack(args, at + 1, at + rows)) end
       at, rows = at + rows, 0
     end
   end
@@ -218,7 +220,7 @@ for i = 1, n do
     end
   end
 end
-for m, h in pairs(homes) do call('HDEL', P .. 'task:' .. m, unpack(h)) end
+for m, h in pairs(homes) do specs_drop(m, h) end
 if #done > 0 then call('HDEL', run, unpack(done)) end
 if #recent > 0 then remember(table.concat(recent)) end
 local left = succeeded + cancelled + skipped + pending + dead + #away

@@ -353,15 +353,20 @@ Examples:
 /// Options of `quota`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Counted are tasks that have not ended. Clients look once a second, so it is passed by what they submit in one.
+Counted are tasks that have not ended, and for bytes dead letters too: their payloads, keys and options, without what Redis
+adds. Clients look once a second, so it is passed by what they submit in one. Of tasks that were there before a quota for
+bytes some may not be counted: those of an hour and bucket with more than 1,000 tasks.
 Examples:
   minutehand quota
-  minutehand quota --tasks 1000000
+  minutehand quota --tasks 1000000 --bytes 2000000000
   minutehand quota --tasks 0")]
 pub struct QuotaArgs {
     /// At most so many; 0 for any number
     #[arg(long, value_name = "N")]
     pub tasks: Option<u64>,
+    /// At most so many bytes of them; 0 for any number
+    #[arg(long, value_name = "N")]
+    pub bytes: Option<u64>,
 }
 
 /// Options of `purge`.

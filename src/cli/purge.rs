@@ -3,6 +3,7 @@
 use super::args::{Output, PurgeArgs, QuotaArgs};
 use super::error::{CliError, Exit};
 use super::{connect, render};
+use crate::client::Quota;
 use crate::settings::Loaded;
 use serde_json::json;
 
@@ -22,16 +23,25 @@ pub async fn run(args: &PurgeArgs, loaded: &Loaded, output: Output) -> Result<Ex
 /// Shows the quota, or sets it.
 pub async fn quota(args: &QuotaArgs, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
     let client = connect::client(loaded).await?;
-    let most = match args.tasks {
-        Some(most) => {
-            client.note(&connect::who(), "quota.set", &loaded.settings.namespace, &most.to_string()).await?;
-            client.quota_set(Some(most).filter(|most| *most > 0)).await?
+    let mut most = client.quota().await?;
+    if args.tasks.is_some() || args.bytes.is_some() {
+        let changed = |new: Option<u64>, old| new.map_or(old, |most| Some(most).filter(|most| *most > 0));
+        most = Quota { tasks: changed(args.tasks, most.tasks), bytes: changed(args.bytes, most.bytes) };
+        let detail = format!("{most:?}");
+        client.note(&connect::who(), "quota.set", &loaded.settings.namespace, &detail).await?;
+        most = client.quota_set(most).await?;
+    }
+    let held = client.quota_bytes().await?;
+    let value = json!({ "tasks": most.tasks, "bytes": most.bytes, "held_bytes": held });
+    render::show(output, &value, |_| {
+        let tasks = match most.tasks {
+            Some(most) => format!("at most {most} tasks that have not ended"),
+            None => "any number of tasks".to_owned(),
+        };
+        match (most.bytes, held) {
+            (Some(most), Some(held)) => format!("{tasks}, of at most {most} bytes; they have {held} now"),
+            _ => format!("{tasks}, of any size"),
         }
-        None => client.quota().await?,
-    };
-    render::show(output, &json!({ "tasks": most }), |_| match most {
-        Some(most) => format!("at most {most} tasks that have not ended"),
-        None => "any number of tasks".to_owned(),
     });
     Ok(Exit::Ok)
 }

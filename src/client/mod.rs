@@ -28,6 +28,7 @@ pub use holds::{BreakerStatus, HeldQueue, Holds};
 pub use outcomes::{Behind, OutcomeBatch, OutcomeStream, SubscriptionView};
 pub use query::{BucketStatus, Counts, LagStatus, RedisStatus, Status, TaskView};
 pub use queues::{DownstreamChange, DownstreamView, QueueChange, QueueStats, QueueView, RetriesChange};
+pub use quota::Quota;
 pub use stream::{StreamProgress, StreamSettings, SubmitStream};
 pub use submit::{Due, NewTask, SubmitError, Submitted};
 
@@ -91,11 +92,14 @@ pub enum ClientError {
         /// Its bound.
         most: u64,
     },
-    /// The namespace holds as many tasks as it may; nothing was changed.
+    /// The namespace holds as much as it may; nothing was changed.
     #[error(
-        "the namespace holds as many tasks as its quota allows ({most}); try again when some have ended, or raise it"
+        "the namespace may hold {most} {field} of tasks by its quota, and there is no room for more; try again when some \
+         have ended, or raise it"
     )]
     OverQuota {
+        /// What there is too much of: `tasks` or `bytes`.
+        field: &'static str,
         /// The quota.
         most: u64,
     },
@@ -198,7 +202,7 @@ impl Client {
     ///
     /// Safe to repeat by an idempotency key; a lost reply is asked for again within.
     pub async fn submit(&self, task: NewTask) -> Result<Submitted, ClientError> {
-        self.within_quota(1).await?;
+        self.within_quota(std::slice::from_ref(&task)).await?;
         self.inner.batcher.submit(self.sealed(task)?).await
     }
 
@@ -210,7 +214,7 @@ impl Client {
         &self,
         tasks: Vec<NewTask>,
     ) -> Result<Vec<Result<Submitted, SubmitError>>, ClientError> {
-        self.within_quota(tasks.len()).await?;
+        self.within_quota(&tasks).await?;
         let tasks = tasks.into_iter().map(|task| self.sealed(task)).collect::<Result<_, _>>()?;
         submit::submit_batch(&self.inner.space, &self.inner.defaults, tasks).await
     }

@@ -102,7 +102,8 @@ impl Queue {
     }
 }
 
-fn averaged(average: Option<f64>, value: f64) -> f64 {
+/// A moving average with one more value.
+pub(super) fn averaged(average: Option<f64>, value: f64) -> f64 {
     average.map_or(value, |average| average + (value - average) * AVERAGE_WEIGHT)
 }
 
@@ -786,9 +787,14 @@ impl Size {
 /// What may be fetched ahead when a run takes `run_ms` on average: what all slots do in 10 ms, so nothing where runs
 /// are long. What is fetched cannot be overtaken by another queue's tasks any more.
 fn prefetch(size: Size, run_ms: Option<f64>) -> u32 {
+    ahead(size.slots, size.prefetch, run_ms)
+}
+
+/// The same by its parts.
+pub(super) fn ahead(slots: u32, most: u32, run_ms: Option<f64>) -> u32 {
     let Some(ms) = run_ms else { return 0 };
-    let ahead = f64::from(size.slots) * PREFETCH_MS / ms.max(0.001);
-    if ahead >= f64::from(size.prefetch) { size.prefetch } else { ahead as u32 }
+    let ahead = f64::from(slots) * PREFETCH_MS / ms.max(0.001);
+    if ahead >= f64::from(most) { most } else { ahead as u32 }
 }
 
 #[cfg(test)]

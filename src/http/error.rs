@@ -74,6 +74,13 @@ impl Problem {
         Self::new(StatusCode::TOO_MANY_REQUESTS, code, message).after(1)
     }
 
+    /// The same, naming the field to blame.
+    #[must_use]
+    pub fn of(mut self, field: impl Into<String>) -> Self {
+        self.0.field = Some(field.into());
+        self
+    }
+
     /// Not now; worth another try after a while.
     pub fn unavailable(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message).after(1)
@@ -167,7 +174,7 @@ impl From<ClientError> for Problem {
             ClientError::Conflict { .. } => Self::new(StatusCode::CONFLICT, "version", message),
             ClientError::NotDurable { .. } => Self::unavailable("not_durable", message),
             ClientError::OverBacklog { .. } => Self::too_many("over_backlog", message),
-            ClientError::OverQuota { .. } => Self::too_many("over_quota", message).after(10),
+            ClientError::OverQuota { field, .. } => Self::too_many("over_quota", message).of(field).after(10),
             ClientError::FateUnknown(_) => Self::unavailable("fate_unknown", message),
         }
     }

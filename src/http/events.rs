@@ -3,27 +3,16 @@
 use super::Api;
 use super::caller::Caller;
 use super::error::Problem;
+use super::follow::{self, Found, Source, Told};
 use super::wire::{Asked, header_text};
-use crate::client::EventTail;
+use crate::client::{ClientError, EventTail};
 use crate::model::event::{Event, Move};
 use crate::model::{Reason, TaskId, UnixMs};
-use crate::{clock, limits};
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, header};
-use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
+use axum::http::HeaderMap;
+use axum::response::Response;
 use serde::Deserialize;
-use std::fmt::Write;
-use std::time::Duration;
-use tokio::sync::OwnedSemaphorePermit;
 use utoipa::IntoParams;
-
-/// How often new events are looked for while there are some; up to [`LOOK_SELDOM`] while there are none.
-const LOOK_OFTEN: Duration = Duration::from_millis(100);
-const LOOK_SELDOM: Duration = Duration::from_secs(1);
-/// A stream on which nothing happens says so this often, so that nobody between takes it for dead.
-const ALIVE_EVERY: Duration = Duration::from_secs(10);
 
 /// Which events.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -84,100 +73,31 @@ pub(super) async fn follow(
             return Err(Problem::field("from", Reason::InvalidType, "it must be now or start"));
         }
     };
-    let permit = std::sync::Arc::clone(&api.rooms.streams).try_acquire_owned().map_err(|_| {
-        Problem::too_many("busy", format!("{} streams are open already", limits::HTTP_STREAMS_MAX))
-    })?;
-    let follow = Follow {
-        tail,
-        kind,
-        task,
-        once: query.once.unwrap_or(false),
-        pause: LOOK_OFTEN,
-        quiet_since: clock::mono(),
-        shutdown: api.shutdown.clone(),
-        begun: false,
-        _permit: permit,
-    };
-    let stream = futures_util::stream::unfold(follow, Follow::next);
-    let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-    ];
-    Ok((headers, Body::from_stream(stream)).into_response())
+    let permit = follow::permit(&api)?;
+    Ok(follow::answer(&api, Events { tail, kind, task }, query.once.unwrap_or(false), permit))
 }
 
-struct Follow {
+/// Events of some type and task.
+struct Events {
     tail: EventTail,
     kind: Option<Move>,
     task: Option<TaskId>,
-    once: bool,
-    pause: Duration,
-    quiet_since: std::time::Instant,
-    shutdown: tokio_util::sync::CancellationToken,
-    begun: bool,
-    _permit: OwnedSemaphorePermit,
 }
 
-type Piece = (Result<Bytes, std::io::Error>, Follow);
+impl Source for Events {
+    const WHAT: &'static str = "events";
 
-impl Follow {
-    /// The next batch. It is only asked for when the last one was sent, so a slow reader holds no memory here.
-    async fn next(mut self) -> Option<Piece> {
-        if !std::mem::replace(&mut self.begun, true) {
-            // Headers leave with the first bytes.
-            return Some((Ok(Bytes::from_static(b"retry: 1000\n\n")), self));
-        }
-        loop {
-            match self.tail.next().await {
-                Ok(events) => {
-                    let moved = !events.is_empty();
-                    let text = self.text(&events);
-                    if !text.is_empty() {
-                        (self.pause, self.quiet_since) = (LOOK_OFTEN, clock::mono());
-                        return Some((Ok(text.into()), self));
-                    }
-                    if moved {
-                        continue;
-                    }
-                    if self.once {
-                        return None;
-                    }
-                }
-                // It passes, or the pod's readiness says why not.
-                Err(error) => {
-                    tracing::warn!(%error, "a stream of events waits");
-                    if self.once {
-                        return Some((Err(std::io::Error::other(error)), self));
-                    }
-                }
-            }
-            tokio::select! {
-                () = self.shutdown.cancelled() => return None,
-                () = tokio::time::sleep(self.pause) => {}
-            }
-            self.pause = (self.pause * 2).min(LOOK_SELDOM);
-            if self.quiet_since.elapsed() >= ALIVE_EVERY {
-                self.quiet_since = clock::mono();
-                let alive = format!(": alive\nid: {}\n\n", self.tail.place());
-                return Some((Ok(alive.into()), self));
-            }
-        }
-    }
-
-    fn text(&self, events: &[Event]) -> String {
+    async fn look(&mut self) -> Result<Found, ClientError> {
+        let events = self.tail.next().await?;
         let wanted = |event: &&Event| {
             self.kind.is_none_or(|kind| event.event == kind) && self.task.is_none_or(|task| event.id == task)
         };
-        let mut out = String::new();
-        for event in events.iter().filter(wanted) {
-            let data = serde_json::to_string(event).unwrap_or_default();
-            // Writing to a string does not fail.
-            let _ = write!(out, "data: {data}\n\n");
-        }
-        if !out.is_empty() {
-            out.truncate(out.len() - 1);
-            let _ = write!(out, "id: {}\n\n", self.tail.place());
-        }
-        out
+        let mut told = Told::default();
+        events.iter().filter(wanted).for_each(|event| told.push(event));
+        Ok(told.found(self.tail.place(), !events.is_empty()))
+    }
+
+    fn place_when_quiet(&self) -> Option<String> {
+        Some(self.tail.place().to_string())
     }
 }

@@ -22,6 +22,10 @@ fn not_live(id: &str) -> Problem {
     Problem::not_found(format!("no executor {} lives; GET /v1/executors lists those that do", shown(id)))
 }
 
+fn done(out: Out, id: &str, done: Option<Drained>) -> Result<Response, Problem> {
+    out.ok(&done.ok_or_else(|| not_live(id))?)
+}
+
 /// Live executors.
 #[utoipa::path(
     get, path = "/v1/executors", tag = "executors",
@@ -61,8 +65,7 @@ pub(super) async fn drain(
     Path(id): Path<String>,
 ) -> Result<Response, Problem> {
     caller.must_have_all()?;
-    let done = api.client.drain_executor(&id, caller.who()).await?;
-    out.ok(&done.ok_or_else(|| not_live(&id))?)
+    done(out, &id, api.client.drain_executor(&id, caller.who()).await?)
 }
 
 /// Let it be given tasks again.
@@ -78,6 +81,5 @@ pub(super) async fn resume(
     Path(id): Path<String>,
 ) -> Result<Response, Problem> {
     caller.must_have_all()?;
-    let done = api.client.resume_executor(&id).await?;
-    out.ok(&done.ok_or_else(|| not_live(&id))?)
+    done(out, &id, api.client.resume_executor(&id).await?)
 }

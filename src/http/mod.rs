@@ -7,6 +7,7 @@
 //! Everything is bounded: open connections, the time of an answer, the length of a request, and what streams.
 
 mod access;
+mod acks;
 mod bulk;
 mod caller;
 mod dead;
@@ -15,6 +16,7 @@ mod edit;
 mod error;
 mod events;
 mod executors;
+mod follow;
 mod freeze;
 pub mod health;
 mod new_task;
@@ -22,6 +24,7 @@ mod poll;
 mod progress;
 mod queues;
 mod quota;
+mod renew;
 mod serve;
 mod status;
 mod subscriptions;
@@ -202,8 +205,8 @@ fn routes(api: &Api) -> (Router<Api>, OpenApi) {
         .routes(routes!(tokens::notes));
     // What takes its time has bounds of its own.
     let work = OpenApiRouter::new()
-        .routes(routes!(poll::acks))
-        .routes(routes!(poll::renew))
+        .routes(routes!(acks::acks))
+        .routes(routes!(renew::renew))
         .routes(routes!(progress::progress))
         .routes(routes!(poll::leave));
     let wait = OpenApiRouter::new().routes(routes!(poll::poll));

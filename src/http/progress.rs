@@ -2,9 +2,9 @@
 
 use super::Api;
 use super::error::Problem;
-use super::poll::{execution, worker_id};
+use super::poll::{at_most, execution, worker_id};
 use super::wire::{Out, Wire};
-use crate::limits;
+use crate::executor::door::Worker;
 use crate::model::{Progress, Reason};
 use crate::store::run::MarkAnswer;
 use axum::extract::State;
@@ -72,10 +72,7 @@ pub(super) async fn progress(
     Wire(body): Wire<ProgressBody>,
 ) -> Result<Response, Problem> {
     worker_id(&body.worker)?;
-    if body.executions.len() > limits::BATCH_MAX_ROWS {
-        let message = format!("at most {} at a time are allowed", limits::BATCH_MAX_ROWS);
-        return Err(Problem::field("executions", Reason::TooMany, message));
-    }
+    at_most("executions", body.executions.len())?;
     let rows = body
         .executions
         .into_iter()
@@ -87,7 +84,7 @@ pub(super) async fn progress(
             Ok((execution(&row.execution_id)?, Progress::new(row.part, row.text)))
         })
         .collect::<Result<Vec<_>, Problem>>()?;
-    let answers = api.door.progress(&rows).await?;
+    let answers = api.door.progress(&Worker::executor(&body.worker), &rows).await?;
     let executions = rows
         .iter()
         .zip(answers)

@@ -1,45 +1,53 @@
-//! `/v1/quota`: how many tasks the namespace may hold.
+//! `/v1/quota`: how much the namespace may hold.
 
 use super::Api;
 use super::caller::Caller;
 use super::error::Problem;
 use super::wire::{Out, Wire};
+use crate::client::Quota;
 use axum::extract::State;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use utoipa::ToSchema;
 
-/// How many tasks that have not ended the namespace may hold.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({ "tasks": 1_000_000 }))]
-pub(super) struct QuotaBody {
-    /// At most so many; null for any number.
-    #[schema(minimum = 1, maximum = 1_000_000_000_000u64)]
-    tasks: Option<u64>,
+/// How much the namespace may hold.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({ "tasks": null, "bytes": 2_000_000_000, "held_bytes": 1_234_567 }))]
+pub(super) struct QuotaAnswer {
+    #[serde(flatten)]
+    quota: Quota,
+    /// Bytes that it holds now, where there is a quota for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held_bytes: Option<u64>,
 }
 
-/// How many tasks the namespace may hold.
+async fn told(api: &Api, out: Out, quota: Quota) -> Result<Response, Problem> {
+    let held_bytes = api.client.quota_bytes().await?;
+    out.ok(&QuotaAnswer { quota, held_bytes })
+}
+
+/// How much the namespace may hold.
 #[utoipa::path(
     get, path = "/v1/quota", tag = "status",
-    responses((status = 200, description = "the quota", body = QuotaBody))
+    responses((status = 200, description = "the quota", body = QuotaAnswer))
 )]
 pub(super) async fn show(State(api): State<Api>, out: Out) -> Result<Response, Problem> {
-    out.ok(&QuotaBody { tasks: api.client.quota().await? })
+    told(&api, out, api.client.quota().await?).await
 }
 
-/// Bound how many tasks the namespace may hold; who submits hears of it within a second.
+/// Bound how many tasks, and bytes of them, the namespace may hold; who submits hears of it within a second.
 #[utoipa::path(
-    put, path = "/v1/quota", tag = "status", request_body = QuotaBody,
-    responses((status = 200, description = "the quota that holds now", body = QuotaBody))
+    put, path = "/v1/quota", tag = "status", request_body = Quota,
+    responses((status = 200, description = "the quota that holds now", body = QuotaAnswer))
 )]
 pub(super) async fn set(
     State(api): State<Api>,
     caller: Caller,
     out: Out,
-    Wire(body): Wire<QuotaBody>,
+    Wire(body): Wire<Quota>,
 ) -> Result<Response, Problem> {
     caller.must_have_all()?;
-    let most = body.tasks.filter(|most| *most > 0);
-    out.ok(&QuotaBody { tasks: api.client.quota_set(most).await? })
+    let some = |most: Option<u64>| most.filter(|most| *most > 0);
+    let wish = Quota { tasks: some(body.tasks), bytes: some(body.bytes) };
+    told(&api, out, api.client.quota_set(wish).await?).await
 }

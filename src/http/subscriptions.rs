@@ -3,29 +3,16 @@
 use super::Api;
 use super::caller::Caller;
 use super::error::Problem;
+use super::follow::{self, Found, Source, Told};
 use super::wire::{Asked, Out, Wire, header_text};
-use crate::client::{Behind, EventPlace, OutcomeStream, SubscriptionView};
+use crate::client::{Behind, ClientError, EventPlace, OutcomeStream, SubscriptionView};
 use crate::model::outcome::Outcome;
 use crate::model::{FieldError, Subscription, SubscriptionName, TaskId, UnixMs};
-use crate::{clock, limits};
-use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderValue, header};
-use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
+use axum::http::HeaderMap;
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use std::fmt::Write;
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio_util::sync::CancellationToken;
 use utoipa::{IntoParams, ToSchema};
-
-/// How often outcomes are looked for while there are some; up to [`LOOK_SELDOM`] while there are none.
-const LOOK_OFTEN: Duration = Duration::from_millis(100);
-const LOOK_SELDOM: Duration = Duration::from_secs(1);
-/// A stream on which nothing happens says so this often, so that nobody between takes it for dead.
-const ALIVE_EVERY: Duration = Duration::from_secs(10);
 
 fn name(text: &str) -> Result<SubscriptionName, Problem> {
     Ok(SubscriptionName::new(text).map_err(|error| FieldError { field: "name", ..error })?)
@@ -254,96 +241,36 @@ pub(super) async fn follow(
     let last = header_text(&headers, "last-event-id")?.filter(|text| !text.is_empty());
     let last = last.map(str::parse::<EventPlace>).transpose()?;
     found(&api, &caller, &name).await?;
-    let permit = Arc::clone(&api.rooms.streams).try_acquire_owned().map_err(|_| {
-        Problem::too_many("busy", format!("{} streams are open already", limits::HTTP_STREAMS_MAX))
-    })?;
+    let permit = follow::permit(&api)?;
     let mut stream = api.client.outcomes(&name).await?;
     if let Some(place) = last {
         stream.go_to(&place);
         stream.confirm().await?;
     }
-    let follow = Follow {
-        stream,
-        once: query.once.unwrap_or(false),
-        pause: LOOK_OFTEN,
-        quiet_since: clock::mono(),
-        shutdown: api.shutdown.clone(),
-        begun: false,
-        _permit: permit,
-    };
-    let stream = futures_util::stream::unfold(follow, Follow::next);
-    let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-    ];
-    Ok((headers, Body::from_stream(stream)).into_response())
+    Ok(follow::answer(&api, stream, query.once.unwrap_or(false), permit))
 }
 
-struct Follow {
-    stream: OutcomeStream,
-    once: bool,
-    pause: Duration,
-    quiet_since: std::time::Instant,
-    shutdown: CancellationToken,
-    begun: bool,
-    _permit: OwnedSemaphorePermit,
+/// Outcomes that were lost.
+#[derive(Serialize)]
+struct Missed {
+    missed: u64,
 }
 
-type Piece = (Result<Bytes, std::io::Error>, Follow);
+impl Source for OutcomeStream {
+    const WHAT: &'static str = "outcomes";
 
-impl Follow {
-    /// The next batch. It is only asked for when the last one was sent, so a slow reader holds no memory here.
-    async fn next(mut self) -> Option<Piece> {
-        if !std::mem::replace(&mut self.begun, true) {
-            // Headers leave with the first bytes.
-            return Some((Ok(Bytes::from_static(b"retry: 1000\n\n")), self));
+    async fn look(&mut self) -> Result<Found, ClientError> {
+        let before = self.place();
+        let batch = OutcomeStream::look(self).await?;
+        let mut told = Told::default();
+        if batch.missed > 0 {
+            told.push(&Missed { missed: batch.missed });
         }
-        loop {
-            let before = self.stream.place();
-            match self.stream.look().await {
-                Ok(batch) => {
-                    let mut text = String::new();
-                    // Writing to a string does not fail.
-                    if batch.missed > 0 {
-                        let _ = write!(text, "data: {{\"missed\":{}}}\n\n", batch.missed);
-                    }
-                    for outcome in &batch.outcomes {
-                        let data = serde_json::to_string(outcome).unwrap_or_default();
-                        let _ = write!(text, "data: {data}\n\n");
-                    }
-                    if !text.is_empty() {
-                        text.truncate(text.len() - 1);
-                        let _ = write!(text, "id: {}\n\n", self.stream.place());
-                        (self.pause, self.quiet_since) = (LOOK_OFTEN, clock::mono());
-                        return Some((Ok(text.into()), self));
-                    }
-                    if self.stream.place() != before {
-                        continue;
-                    }
-                    if self.once {
-                        return None;
-                    }
-                }
-                // It was taken away, or Redis is; then it passes.
-                Err(crate::client::ClientError::Field(error)) => {
-                    return Some((Err(std::io::Error::other(error)), self));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "a stream of outcomes waits");
-                    if self.once {
-                        return Some((Err(std::io::Error::other(error)), self));
-                    }
-                }
-            }
-            tokio::select! {
-                () = self.shutdown.cancelled() => return None,
-                () = tokio::time::sleep(self.pause) => {}
-            }
-            self.pause = (self.pause * 2).min(LOOK_SELDOM);
-            if self.quiet_since.elapsed() >= ALIVE_EVERY {
-                self.quiet_since = clock::mono();
-                return Some((Ok(Bytes::from_static(b": alive\n\n")), self));
-            }
-        }
+        batch.outcomes.iter().for_each(|outcome| told.push(outcome));
+        Ok(told.found(self.place(), self.place() != before))
+    }
+
+    fn place_when_quiet(&self) -> Option<String> {
+        None
     }
 }

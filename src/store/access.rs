@@ -100,15 +100,30 @@ pub async fn tokens(space: &Space) -> Result<Vec<TokenRecord>, StoreError> {
     Ok(call(space, b"", "", b"").await?.map(|(_, tokens)| tokens).unwrap_or_default())
 }
 
-/// How many tasks that have not ended the namespace may hold; `set` changes it, 0 takes it away.
-pub async fn quota(space: &Space, set: Option<u64>) -> Result<Option<u64>, StoreError> {
-    let mut args = space.args(2, 32);
+/// How much a namespace may hold; nothing for any amount.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "tasks": 1_000_000, "bytes": null }))]
+pub struct Quota {
+    /// At most so many tasks that have not ended; null for any number.
+    #[schema(minimum = 1, maximum = 1_000_000_000_000u64)]
+    pub tasks: Option<u64>,
+    /// At most so many bytes of tasks that have not ended, and of dead letters: payloads, keys and options, without what
+    /// Redis adds; null for any number.
+    #[schema(minimum = 1, maximum = 1_000_000_000_000u64)]
+    pub bytes: Option<u64>,
+}
+
+/// How much the namespace may hold; `set` changes it.
+pub async fn quota(space: &Space, set: Option<Quota>) -> Result<Quota, StoreError> {
+    let mut args = space.args(3, 48);
     match set {
-        Some(most) => args.number(most),
-        None => args.bytes(b""),
+        Some(set) => args.number(set.tasks.unwrap_or(0)).number(set.bytes.unwrap_or(0)),
+        None => args.bytes(b"").bytes(b""),
     };
     let mut fields = space.call(&script::QUOTA, &room(space), args).await?.ok()?;
-    Ok(u64::try_from(fields.int("most tasks")?).ok().filter(|most| *most > 0))
+    let mut next = |what| Ok::<_, StoreError>(u64::try_from(fields.int(what)?).ok().filter(|most| *most > 0));
+    Ok(Quota { tasks: next("most tasks")?, bytes: next("most bytes")? })
 }
 
 /// Wakes when a token was made or dropped.

@@ -121,3 +121,15 @@ pub async fn agenda(space: &Space, bucket: Bucket, from: UnixMs, to: UnixMs) -> 
         (at, told) = (next, done);
     }
 }
+
+/// Bytes of the specs of a bucket. `count`: whether they are counted from now on; nothing leaves it as it is.
+pub async fn size(space: &Space, bucket: Bucket, count: Option<bool>) -> Result<u64, StoreError> {
+    let mut args = space.args(2, 16);
+    args.bytes(match count {
+        Some(true) => b"1",
+        Some(false) => b"0",
+        None => b"",
+    });
+    let bytes = space.call(&script::SIZE, space.guard(bucket), args).await?.ok()?.int("bytes")?;
+    Ok(u64::try_from(bytes).unwrap_or(0))
+}

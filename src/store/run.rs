@@ -19,7 +19,7 @@ pub struct StartRow {
     pub id: TaskId,
     /// Its grant.
     pub grant: Grant,
-    /// How long the grant shall be good from now on; at most a day.
+    /// How long the grant shall be good from now on; at most a day. 0: as long as it is, but not for a renewal.
     pub lease_ms: i64,
 }
 
@@ -37,7 +37,7 @@ pub enum StartAnswer {
     Stale,
 }
 
-/// Notes that handlers run. One bucket, at most [`limits::BATCH_MAX_ROWS`] rows; idempotent.
+/// Notes that handlers run, and renews their grants. One bucket, at most [`limits::BATCH_MAX_ROWS`] rows; idempotent.
 pub async fn start(
     space: &Space,
     bucket: Bucket,
@@ -57,14 +57,15 @@ pub async fn renew(
     hold(space, &script::RENEW, bucket, executor, rows.iter().map(|row| (row, ""))).await
 }
 
-/// Notes in whose inbox tasks lie that have not started yet. One bucket; idempotent.
+/// Notes in whose inbox tasks lie that have not started yet; an executor notes so what it has taken and may not have
+/// begun. One bucket; idempotent.
 pub async fn offer(
     space: &Space,
     bucket: Bucket,
-    pod: &str,
+    who: &str,
     rows: &[(StartRow, &str)],
 ) -> Result<Vec<StartAnswer>, StoreError> {
-    hold(space, &script::OFFERED, bucket, pod, rows.iter().map(|(row, to)| (row, *to))).await
+    hold(space, &script::OFFERED, bucket, who, rows.iter().map(|(row, to)| (row, *to))).await
 }
 
 async fn hold(

@@ -110,26 +110,26 @@ macro_rules! scripts {
 }
 
 scripts! {
-    SUBMIT = "intake.submit" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/place" "lib/wake"] "intake/submit";
-    CANCEL = "intake.cancel" "allow-oom" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/pending"] "intake/cancel";
+    SUBMIT = "intake.submit" "" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/place" "lib/wake"] "intake/submit";
+    CANCEL = "intake.cancel" "allow-oom" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/pending"] "intake/cancel";
     RESCHEDULE = "intake.reschedule" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/pending" "lib/wake"] "intake/reschedule";
     REPRIORITIZE = "intake.reprioritize" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/pending" "lib/wake"] "intake/reprioritize";
-    EDIT = "intake.edit" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/pending" "lib/wake"] "intake/edit";
-    COLLAPSE = "intake.collapse" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/wake"] "intake/collapse";
-    CLAIM = "due.claim" "allow-oom" ["lib/agenda" "lib/calm" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail"] "due/claim";
-    RELEASE = "due.release" "allow-oom" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail" "lib/wake"] "due/release";
+    EDIT = "intake.edit" "" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/pending" "lib/wake"] "intake/edit";
+    COLLAPSE = "intake.collapse" "" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/wake"] "intake/collapse";
+    CLAIM = "due.claim" "allow-oom" ["lib/agenda" "lib/calm" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail"] "due/claim";
+    RELEASE = "due.release" "allow-oom" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail" "lib/wake"] "due/release";
     YIELD = "due.yield" "allow-oom" [] "due/yield";
     START = "run.start" "allow-oom" ["lib/need" "lib/event" "lib/run" "lib/hold"] "run/start";
     RENEW = "run.renew" "allow-oom" ["lib/need" "lib/run" "lib/hold"] "run/renew";
     OFFERED = "run.offer" "allow-oom" ["lib/need" "lib/event" "lib/run" "lib/hold"] "run/offer";
-    ACK = "run.ack" "allow-oom" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/ended" "lib/fail" "lib/wake"] "run/ack";
+    ACK = "run.ack" "allow-oom" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/ended" "lib/fail" "lib/wake"] "run/ack";
     MARK = "run.mark" "" ["lib/need" "lib/run"] "run/mark";
     DAILY = "run.daily" "" ["lib/need"] "run/daily";
-    REDRIVE = "dead.redrive" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
+    REDRIVE = "dead.redrive" "" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
     OUTCOMES_TAKE = "outcome.take" "allow-oom" ["lib/need"] "outcome/take";
     OUTCOMES_READ = "outcome.read" "no-writes" [] "outcome/read";
     OUTCOMES_PASS = "outcome.pass" "allow-oom" ["lib/need"] "outcome/pass";
-    DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/digit" "lib/event"] "dead/delete";
+    DELETE = "dead.delete" "allow-oom" ["lib/need" "lib/size" "lib/digit" "lib/event"] "dead/delete";
     DIGEST = "dead.digest" "allow-oom" [] "dead/digest";
     FREEZE = "queue.freeze" "allow-oom" [] "queue/freeze";
     TOKEN = "access.token" "allow-oom" [] "access/token";
@@ -144,6 +144,7 @@ scripts! {
     RESIZE = "bucket.resize" "allow-oom" ["lib/need"] "bucket/resize";
     BUCKET_MARK = "bucket.mark" "allow-oom" ["lib/need"] "bucket/mark";
     VANISH = "bucket.vanish" "allow-oom" ["lib/need"] "bucket/vanish";
+    SIZE = "bucket.size" "allow-oom" ["lib/need" "lib/size"] "bucket/size";
     LEAD = "decider.lead" "allow-oom" ["lib/need"] "decider/lead";
     DECIDED = "decider.note" "allow-oom" ["lib/need"] "decider/note";
     LOAD = "read.load" "no-writes" ["lib/agenda"] "read/load";

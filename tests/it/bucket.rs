@@ -2,13 +2,14 @@
 
 use minutehand::client::{Client, Due, NewTask};
 use minutehand::limits;
+use minutehand::model::spec::Key;
 use minutehand::model::spread::{Bounds, Spread};
 use minutehand::model::{Bucket, Minute, Namespace, Priority, QueueName, Spec, TaskId, UnixMs};
 use minutehand::store::bucket::{self, Change, Vanished};
 use minutehand::store::due::{self, Claim, ClaimAnswer, Granted};
 use minutehand::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
 use minutehand::store::run::{self, AckAnswer, AckRow, Outcome};
-use minutehand::store::{At, Birth, Space, read};
+use minutehand::store::{At, Birth, Space, dead, read};
 use minutehand::testing::bed::Bed;
 use minutehand::testing::fixtures::{T0, lane, spec};
 
@@ -232,4 +233,120 @@ async fn an_agenda_tells_what_comes_from_sizes_alone() {
         bucket::agenda(&space, b(0), UnixMs(now + 60_000), UnixMs(now + 179_999)).await.unwrap().minutes;
     assert_eq!(part, [(UnixMs(now + 60_000), 1), (UnixMs(now + 120_000), 1)]);
     assert_eq!(Minute((now / 60_000) as u32).start(), UnixMs(now));
+}
+
+/// Bytes of all specs that are there, looked at one by one.
+async fn specs(space: &Space) -> u64 {
+    let mut sum = 0;
+    for name in names(space, b(0)).await.iter().filter(|name| name.starts_with("task:")) {
+        let key = space.guard(b(0)).key(name);
+        let values = space.store().command("HVALS", At::Key(&key), vec![key.clone()]).await.unwrap();
+        for value in values.array("HVALS").unwrap() {
+            sum += value.bytes("HVALS").unwrap().len() as u64;
+        }
+    }
+    sum
+}
+
+#[tokio::test]
+async fn bytes_are_counted_exactly_whatever_becomes_of_tasks() {
+    let bed = Bed::shared().await.unwrap();
+    let space = open(&bed).await;
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut dice = fastrand::Rng::with_seed(seed);
+    let lane = lane(&space, "q", Priority::P3).await;
+    let client = Client::new(space.clone());
+    let size = async |count| bucket::size(&space, b(0), count).await.unwrap();
+    let put = async |rows: &[Row], again_after_ms| {
+        let sending = Sending { again_after_ms, ..Sending::default() };
+        let SubmitAnswer::Rows { .. } = intake::submit(&space, b(0), rows, sending).await.unwrap() else {
+            panic!("closed")
+        };
+    };
+    let make = |dice: &mut fastrand::Rng, now: i64| {
+        let mut made = spec(lane, now + dice.i64(0..3 * 3_600_000));
+        made.payload = vec![b'x'; dice.usize(0..2_000)].into();
+        made.retry = made.retry.with_retries(1).unwrap();
+        if dice.bool() {
+            made.key = Some(Key::new(format!("k{}", dice.u8(..)), 0).unwrap());
+        }
+        if dice.bool() {
+            made.deadline = Some(made.due.plus(3_600_000));
+        }
+        row(made, b(0))
+    };
+    // What was there before is counted hour by hour.
+    let mut now = T0;
+    put(&(0..50).map(|_| make(&mut dice, now)).collect::<Vec<_>>(), None).await;
+    assert_eq!(size(None).await, 0);
+    assert!(!names(&space, b(0)).await.contains(&"bytes".to_owned()), "nobody asked");
+    assert_eq!(size(Some(true)).await, specs(&space).await);
+    let mut last = Vec::new();
+    for step in 0..120 {
+        match dice.u8(0..8) {
+            0 | 1 => {
+                last = (0..dice.usize(1..20)).map(|_| make(&mut dice, now)).collect();
+                put(&last, None).await;
+            }
+            2 => put(&last, Some(50)).await,
+            3 => {
+                let ids: Vec<TaskId> = last.iter().map(|row| row.id).take(3).collect();
+                intake::cancel(&space, b(0), "t", "", &ids).await.unwrap();
+            }
+            4 => {
+                if let Some(row) = last.last() {
+                    let payload = Some(vec![b'y'; dice.usize(0..3_000)].into());
+                    let edit = minutehand::client::Edit { payload, ..Default::default() };
+                    let _ = client.edit(row.id, &edit, None, "t").await;
+                }
+            }
+            5 | 6 => {
+                now += dice.i64(0..2_400_000);
+                space.inject_now(Some(now));
+                let plain = dice.bool();
+                let acks = claim(&space, b(0)).await.into_iter().map(|task| {
+                    let outcome = match dice.u8(0..4) {
+                        0 if !plain => Outcome::Failed { error: "no".into() },
+                        1 if !plain => Outcome::Fatal { error: "never".into() },
+                        2 if !plain => Outcome::Cancelled,
+                        _ => Outcome::Succeeded,
+                    };
+                    AckRow { id: task.id, grant: task.grant, outcome, lag_ms: 1, took_ms: 1 }
+                });
+                let acks: Vec<AckRow> = acks.collect();
+                run::ack(&space, b(0), "ex", &acks, false).await.unwrap();
+            }
+            _ => {
+                let letters = dead::page(&space, b(0), UnixMs(0), 0).await.unwrap();
+                let ids: Vec<TaskId> = letters.iter().map(|letter| letter.id).collect();
+                let half = ids.len() / 2;
+                let again: Vec<_> = ids[..half].iter().map(|id| (*id, UnixMs(now))).collect();
+                dead::redrive(&space, b(0), "t", &again).await.unwrap();
+                dead::delete(&space, b(0), "t", &ids[half..]).await.unwrap();
+            }
+        }
+        assert_eq!(size(None).await, specs(&space).await, "after step {step}");
+    }
+    // Everything ends or goes by its time, and nothing is left of the count.
+    for _ in 0..60 {
+        now += 8 * 86_400_000;
+        space.inject_now(Some(now));
+        let acks = claim(&space, b(0)).await.into_iter().map(|task| AckRow {
+            id: task.id,
+            grant: task.grant,
+            outcome: Outcome::Succeeded,
+            lag_ms: 1,
+            took_ms: 1,
+        });
+        run::ack(&space, b(0), "ex", &acks.collect::<Vec<_>>(), false).await.unwrap();
+        if specs(&space).await == 0 {
+            break;
+        }
+    }
+    assert_eq!((size(None).await, specs(&space).await), (0, 0));
+    assert!(!names(&space, b(0)).await.contains(&"bytes".to_owned()));
+    size(Some(false)).await;
+    put(&[make(&mut dice, now)], None).await;
+    assert_eq!(size(None).await, 0, "nobody asks any more");
 }

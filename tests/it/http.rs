@@ -1,6 +1,7 @@
 //! The HTTP port, asked by a real client over a real socket.
 
 mod outcomes;
+mod poll;
 mod steer;
 
 use minutehand::client::{Client, NewTask, NewToken};
@@ -467,15 +468,22 @@ async fn a_namespace_over_its_quota_takes_no_more() {
         let request = door.ask(Method::PUT, "/v1/quota").header("content-type", "application/json");
         told(request.body(body.to_string()).send().await.unwrap()).await
     };
-    assert_eq!(door.get("/v1/quota").await, (200, json!({"tasks": null})));
-    assert_eq!(put(json!({"tasks": 1})).await, (200, json!({"tasks": 1})));
+    let none = json!({"tasks": null, "bytes": null});
+    assert_eq!(door.get("/v1/quota").await, (200, none.clone()));
+    assert_eq!(put(json!({"tasks": 1})).await, (200, json!({"tasks": 1, "bytes": null})));
     door.submit(json!({"queue": "q", "in_ms": 60_000})).await;
     let refused = door.ask(Method::POST, "/v1/tasks").header("content-type", "application/json");
     let refused = refused.body(r#"{"queue":"q"}"#).send().await.unwrap();
     assert_eq!(refused.headers()["retry-after"], "10");
-    assert_eq!(problem(&told(refused).await), (429, "over_quota", ""));
+    assert_eq!(problem(&told(refused).await), (429, "over_quota", "tasks"));
     assert_eq!(problem(&put(json!({"tasks": 10_000_000_000_000u64})).await), (422, "out_of_range", "tasks"));
-    assert_eq!(put(json!({"tasks": null})).await, (200, json!({"tasks": null})));
+    let (status, stands) = put(json!({"bytes": 1_000})).await;
+    assert_eq!((status, &stands["tasks"], &stands["bytes"]), (200, &json!(null), &json!(1_000)));
+    assert!((5..100).contains(&stands["held_bytes"].as_u64().unwrap()), "{stands}");
+    let refused = door.post("/v1/tasks", json!({"queue": "q", "payload": "x".repeat(1_000)})).await;
+    assert_eq!(problem(&refused), (429, "over_quota", "bytes"));
+    assert!(refused.1["message"].as_str().unwrap().contains("1000 bytes"), "{}", refused.1);
+    assert_eq!(put(json!({"tasks": null})).await, (200, none));
     door.submit(json!({"queue": "q", "in_ms": 60_000})).await;
 }
 
@@ -657,9 +665,9 @@ async fn a_worker_polls_runs_and_reports() {
     );
     assert_eq!((&task["payload_base64"], &task["traceparent"]), (&json!("aGVsbG8="), &json!("00-1-2-01")));
     let (_, shown) = door.get(&format!("/v1/tasks/{id}")).await;
-    assert_eq!((&shown["view"], &shown["holder"]), (&json!("started"), &json!("poll.w1")));
+    assert_eq!((&shown["view"], &shown["holder"]), (&json!("offered"), &json!("poll.w1")));
 
-    // It is renewed, and hears of a wish to stop.
+    // It is renewed, which is the first that is heard of it.
     let execution = task["execution_id"].as_str().unwrap().to_owned();
     let renew = json!({"worker": "w1", "executions": [{"execution_id": execution, "lease_ms": 60_000}]});
     let (_, held) = door.post("/v1/renew", renew.clone()).await;
@@ -667,6 +675,8 @@ async fn a_worker_polls_runs_and_reports() {
         (&held["executions"][0]["state"], &held["executions"][0]["cancel"]),
         (&json!("held"), &json!(false))
     );
+    let (_, shown) = door.get(&format!("/v1/tasks/{id}")).await;
+    assert_eq!((&shown["view"], &shown["holder"]), (&json!("started"), &json!("poll.w1")));
 
     // How far it is is shown while it runs.
     let progress = |execution: &str, part: f64| {

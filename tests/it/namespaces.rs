@@ -1,6 +1,6 @@
 //! Two namespaces in one server: neither sees the other, and one goes without the other.
 
-use minutehand::client::{Client, ClientError, Due, NewTask};
+use minutehand::client::{Client, ClientError, Due, NewTask, Quota, Submitted};
 use minutehand::executor::Executor;
 use minutehand::model::{Key, Namespace, QueueName};
 use minutehand::pod::{Pod, PodSettings};
@@ -74,7 +74,11 @@ async fn a_full_namespace_takes_no_more_and_says_so() {
     let space = bed.open().await.unwrap();
     let client = Client::new(space.clone());
     let task = || NewTask { due: Due::In(3_600_000), ..NewTask::to(QueueName::new("q").unwrap()) };
-    assert_eq!((client.quota().await.unwrap(), client.quota_set(Some(10)).await.unwrap()), (None, Some(10)));
+    let ten = Quota { tasks: Some(10), bytes: None };
+    assert_eq!(
+        (client.quota().await.unwrap(), client.quota_set(ten).await.unwrap()),
+        (Quota::default(), ten)
+    );
     let ids: Vec<_> = client
         .submit_batch((0..10).map(|_| task()).collect())
         .await
@@ -82,16 +86,60 @@ async fn a_full_namespace_takes_no_more_and_says_so() {
         .into_iter()
         .map(|done| done.unwrap().id)
         .collect();
-    assert!(matches!(client.submit(task()).await, Err(ClientError::OverQuota { most: 10 })));
+    let full = |refused: Result<Submitted, ClientError>| {
+        assert!(matches!(refused, Err(ClientError::OverQuota { field: "tasks", most: 10 })), "{refused:?}");
+    };
+    full(client.submit(task()).await);
     let other = Client::new(space);
-    assert!(matches!(other.submit(task()).await, Err(ClientError::OverQuota { most: 10 })));
+    full(other.submit(task()).await);
     assert_eq!(client.status().await.unwrap().counts.submitted, 10);
     // Room comes when tasks end, or with a larger quota.
     client.cancel(ids[0], "t", "").await.unwrap();
-    assert_eq!(client.quota_set(Some(10)).await.unwrap(), Some(10));
+    assert_eq!(client.quota_set(ten).await.unwrap(), ten);
     client.submit(task()).await.unwrap();
-    assert_eq!(client.quota_set(None).await.unwrap(), None);
+    assert_eq!(client.quota_set(Quota::default()).await.unwrap(), Quota::default());
     client.submit(task()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_namespace_full_of_bytes_takes_no_more_and_says_so() {
+    let bed = Bed::shared().await.unwrap();
+    let space = bed.open().await.unwrap();
+    let client = Client::new(space.clone());
+    let task = |bytes: usize| NewTask {
+        due: Due::In(3_600_000),
+        payload: vec![b'x'; bytes].into(),
+        ..NewTask::to(QueueName::new("q").unwrap())
+    };
+    // What is there before counts.
+    let first = client.submit(task(10_000)).await.unwrap().id;
+    assert_eq!(client.quota_bytes().await.unwrap(), None);
+    let quota = Quota { tasks: None, bytes: Some(50_000) };
+    assert_eq!(client.quota_set(quota).await.unwrap(), quota);
+    let held = client.quota_bytes().await.unwrap().unwrap();
+    assert!((10_000..10_100).contains(&held), "{held}");
+    client.submit_batch((0..3).map(|_| task(10_000)).collect()).await.unwrap();
+    let full = |refused: Result<Submitted, ClientError>| {
+        assert!(
+            matches!(refused, Err(ClientError::OverQuota { field: "bytes", most: 50_000 })),
+            "{refused:?}"
+        );
+    };
+    full(client.submit(task(10_000)).await);
+    // Small ones still fit; another client, which looks anew, sees the same.
+    client.submit(task(5_000)).await.unwrap();
+    let other = Client::new(space);
+    full(other.submit(task(6_000)).await);
+    let held = client.quota_bytes().await.unwrap().unwrap();
+    assert!((45_000..45_500).contains(&held), "{held}");
+    // Room comes when tasks end.
+    client.cancel(first, "t", "").await.unwrap();
+    let held = client.quota_bytes().await.unwrap().unwrap();
+    assert!((35_000..35_400).contains(&held), "{held}");
+    Client::new(other.space().clone()).submit(task(14_000)).await.unwrap();
+    client.quota_set(Quota::default()).await.unwrap();
+    client.submit(task(1_000_000)).await.unwrap();
+    assert_eq!(client.quota_bytes().await.unwrap(), None);
 }
 
 /// Tasks that are ready in the loud namespace.

@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use minutehand::clock;
 use minutehand::dev::redis::ServerOptions;
 use minutehand::limits;
+use minutehand::model::event::Move;
 use minutehand::model::spec::Key;
 use minutehand::model::{Grant, Phase, Priority, Retry, Spec, State, TaskId, UnixMs};
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::due::{self, Claim, ClaimAnswer, Granted, ReleaseAnswer};
+use minutehand::store::events;
 use minutehand::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
 use minutehand::store::run::{self, AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
 use minutehand::store::{At, Cause, Space, StoreError, read};
@@ -64,6 +66,9 @@ async fn a_grant_is_offered_started_and_renewed_by_its_holder() {
         assert_eq!(started, [held(T0 + 32_000)]);
     }
     assert_eq!(record().await, (Phase::Started, T0 + 32_000, "ex-7".into()));
+    // What lasts as long as it does needs no number.
+    let started = run::start(&space, bucket(), "ex-7", &[hold(&task, 0)]).await.unwrap();
+    assert_eq!(started, [held(T0 + 32_000)]);
     // A late note of the offer does not take the start back.
     let late = run::offer(&space, bucket(), "p1", &[(hold(&task, 0), "ex-8")]).await.unwrap();
     assert_eq!(late, [held(T0 + 32_000)]);
@@ -74,6 +79,31 @@ async fn a_grant_is_offered_started_and_renewed_by_its_holder() {
     space.inject_now(Some(T0 + 3_000));
     let renewed = run::renew(&space, bucket(), "ex-7", &[hold(&task, 30_000)]).await.unwrap();
     assert_eq!(renewed, [held(T0 + 40_000)]);
+    sound(&space).await;
+}
+
+#[tokio::test]
+async fn who_takes_a_task_and_may_not_have_begun_it_says_so_itself() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let id = task(&space, "push", T0).await;
+    let task = claim(&space, &claim_all("p1")).await.tasks.remove(0);
+    for at in [1_000, 2_000] {
+        // Noted by the pod or not: its lease is what the executor says.
+        space.inject_now(Some(T0 + at));
+        let offered = run::offer(&space, bucket(), "ex", &[(hold(&task, 30_000), "ex")]).await.unwrap();
+        assert_eq!(offered, [held(T0 + at + 30_000)]);
+        let run = read::get(&space, id).await.unwrap().unwrap().run.unwrap();
+        assert_eq!((run.phase, run.holder.as_str()), (Phase::Offered, "ex"));
+    }
+    let late = run::offer(&space, bucket(), "p1", &[(hold(&task, 1_000), "ex")]).await.unwrap();
+    assert_eq!(late, [held(T0 + 32_000)]);
+    for _ in 0..2 {
+        run::start(&space, bucket(), "ex", &[hold(&task, 30_000)]).await.unwrap();
+    }
+    let told = events::trace(&space, id).await.unwrap().events;
+    let moves: Vec<Move> = told.iter().map(|event| event.event).collect();
+    assert_eq!(moves, [Move::Submitted, Move::Claimed, Move::Offered, Move::Started], "each once");
     sound(&space).await;
 }
 

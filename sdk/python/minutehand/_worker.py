@@ -12,13 +12,14 @@ import time
 import traceback
 import uuid
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 from ._client import ApiError, Client
 
 _ACK_ROWS = 256
 _ACK_GATHER = 0.01
 _RENEW_EVERY = 1.0
+_HEARD_AFTER = 0.2
 _POLL_MS = 2_000
 _POLL_BUSY_MS = 500
 
@@ -61,6 +62,7 @@ class Task:
     _told: float = field(default=0.0, repr=False)
     _taken: float = field(default_factory=time.monotonic, repr=False)
     _renewed: float = field(default_factory=time.monotonic, repr=False)
+    _heard: bool = field(default=False, repr=False)
 
     def progress(self, part: float, text: str = "") -> None:
         """Says how far the handler is, 0 to 1, for those who look at the task; at most once a second, but for the end.
@@ -114,6 +116,8 @@ class Worker:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._running: Dict[str, Task] = {}
+        # Executions that arrived, of which the server has not heard yet.
+        self._arrived: Set[str] = set()
         self._room = threading.Condition(self._lock)
         self._jobs: "queue.SimpleQueue[Optional[Task]]" = queue.SimpleQueue()
         self._acks: "queue.SimpleQueue[Optional[Dict[str, Any]]]" = queue.SimpleQueue()
@@ -166,6 +170,7 @@ class Worker:
                     # A worker without room says that it lives by renewing.
                     self._room.wait(1.0)
                 in_hand = len(self._running)
+                arrived = list(self._arrived)
             if self._stop.is_set():
                 break
             # While something runs, room becomes free that the server should hear of; and a poll delays the end.
@@ -180,6 +185,7 @@ class Worker:
                 "max": self._slots - in_hand,
                 "wait_ms": wait_ms,
                 "version": f"python {os.getpid()}",
+                "arrived": arrived,
             }
             try:
                 answer = self._client.call("POST", "/v1/poll", body, repeat=False, timeout=wait_ms / 1_000 + 15)
@@ -191,12 +197,22 @@ class Worker:
                 self._stop.wait(pause)
                 pause = min(pause * 2, 5.0)
                 continue
+            self._heard(arrived)
             for said in answer["tasks"]:
                 task = _task(said)
                 task._tell = self._progress
                 with self._lock:
                     self._running[task.execution_id] = task
+                    self._arrived.add(task.execution_id)
                 self._jobs.put(task)
+
+    def _heard(self, executions: Sequence[str]) -> None:
+        with self._lock:
+            self._arrived.difference_update(executions)
+            for execution in executions:
+                task = self._running.get(execution)
+                if task is not None:
+                    task._heard = True
 
     def _slot(self) -> None:
         while True:
@@ -265,6 +281,7 @@ class Worker:
                 time.sleep(pause)
                 pause = min(pause * 2, 2.0)
                 continue
+            self._heard([row["execution_id"] for row in rows])
             stale = sum(1 for ack in answer["acks"] if ack["state"] == "stale")
             with self._lock:
                 self.report.stale += stale
@@ -282,7 +299,12 @@ class Worker:
         while not done.wait(_RENEW_EVERY):
             now = time.monotonic()
             with self._lock:
-                due = [task for task in self._running.values() if now - task._renewed > task.lease_ms / 3_000]
+                # One that the server has not heard of yet counts as not begun.
+                due = [
+                    task
+                    for task in self._running.values()
+                    if now - task._renewed > (task.lease_ms / 3_000 if task._heard else _HEARD_AFTER)
+                ]
                 # Somebody's wish to stop is heard within seconds, whatever the lease.
                 if not due:
                     due = [task for task in self._running.values() if now - task._renewed > 3]
@@ -296,6 +318,7 @@ class Worker:
                         if time.monotonic() - task._renewed > task.lease_ms / 1_000:
                             task.cancelled.set()
                     continue
+                self._heard([task.execution_id for task in part])
                 for task, said in zip(part, answer["executions"]):
                     task._renewed = now
                     if said["state"] == "stale" or said["cancel"]:

@@ -1,136 +1,39 @@
 //! Executors that live elsewhere and poll: a worker in any language, seen through a door such as HTTP.
 //!
-//! Each worker is an executor with an inbox of its own; the door takes for it, says `start` for what it hands over, and
-//! reports outcomes under the grants that the worker gives back. It keeps nothing that another door must know: when a
-//! worker was last reported, and a subscription. So a worker may ask any pod, each time another one.
+//! Each worker is an executor with an inbox of its own; the door takes for it, notes what it hands over, and reports
+//! outcomes under the grants that the worker gives back. It keeps nothing that another door must know: when a worker was
+//! last reported, how long its tasks take, and a subscription. So a worker may ask any pod, each time another one.
 //!
-//! A task is started when it is handed over: from then on its lease runs, and a worker that dies has failed an attempt.
-//! What cannot be handed over, because the worker went away meanwhile, is given back uncounted.
+//! A task that is handed over is *offered*, for as long as its lease: nobody knows yet whether the answer arrived. It is
+//! *started* with the worker's first word about it, and only a lapse after that counts as a failure. What cannot be
+//! handed over, because the worker went away meanwhile, is given back; and so is what a worker that names what has
+//! arrived does not name.
+//!
+//! For workers whose tasks are short some are fetched ahead, so that the next one is there when they ask.
 
-use super::link::{ExecutorRecord, Outcome, Take};
-use super::{ANY_QUEUE, backoff};
-use crate::model::spec::Extras;
-use crate::model::{
-    Bucket, ExecutionId, Grant, Labels, LaneGroup, Priority, Progress, QueueName, Spec, TaskId, UnixMs,
-};
+mod known;
+mod worker;
+
+pub use worker::{Handed, Held, WORKER_ID_MAX_BYTES, Wish, Worker};
+
+use crate::executor::backoff;
+use crate::executor::link::{Outcome, Take};
+use crate::model::{Bucket, ExecutionId, Grant, LaneGroup, Progress, Spec, TaskId};
 use crate::store::member::{self, Offer};
 use crate::store::run::{self, AckAnswer, AckRow, MarkAnswer, StartAnswer, StartRow};
 use crate::store::{Space, StoreError, Subscription, due};
 use crate::{clock, limits};
-use bytes::Bytes;
+use known::{Known, TELL_LATER};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
-
-/// A worker as it describes itself.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Worker {
-    /// Its id, unique among workers: two that share one take each other's tasks.
-    pub id: String,
-    /// Its name in lists.
-    pub name: String,
-    /// Queues it serves; none for all.
-    pub queues: Vec<QueueName>,
-    /// Labels it has.
-    pub labels: Labels,
-    /// Tasks it runs at once.
-    pub slots: u32,
-    /// Its version.
-    pub version: String,
-    /// Where it is.
-    pub host: String,
-}
-
-/// Longest id of a worker: with the prefix it fits into an executor's id.
-pub const WORKER_ID_MAX_BYTES: usize = 27;
-
-impl Worker {
-    /// Its id as an executor: no executor that runs by itself has one that begins so.
-    pub fn executor(id: &str) -> String {
-        format!("poll.{id}")
-    }
-
-    fn record(&self, in_hand: u32, clock_offset_us: i64) -> ExecutorRecord {
-        let mut queues: Vec<String> = self.queues.iter().map(ToString::to_string).collect();
-        if queues.is_empty() {
-            queues.push(ANY_QUEUE.to_owned());
-        }
-        ExecutorRecord {
-            id: Self::executor(&self.id),
-            name: self.name.clone(),
-            queues,
-            labels: self.labels.as_slice().to_vec(),
-            slots: self.slots,
-            capacity: self.slots,
-            version: self.version.clone(),
-            host: self.host.clone(),
-            busy: in_hand,
-            clock_offset_us,
-            ..ExecutorRecord::default()
-        }
-    }
-}
-
-/// A task that is handed to a worker.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Handed {
-    /// This attempt's name; its outcome is reported under it.
-    pub execution: ExecutionId,
-    /// Its queue.
-    pub queue: QueueName,
-    /// Labels it asked for.
-    pub labels: Labels,
-    /// How urgent it is.
-    pub priority: Priority,
-    /// When it was due.
-    pub due: UnixMs,
-    /// 1 for the first attempt.
-    pub attempt: u32,
-    /// Its idempotency key.
-    pub key: Option<Bytes>,
-    /// Its placement key.
-    pub placement: Option<Bytes>,
-    /// Its plan.
-    pub plan: Option<crate::model::PlanName>,
-    /// Hand-over − due, in ms of Redis's time.
-    pub lag_ms: i64,
-    /// How long its lease is.
-    pub lease_ms: i64,
-    /// When its lease lapses unless it is renewed.
-    pub lease_until: UnixMs,
-    /// How long it may run.
-    pub timeout_ms: Option<u32>,
-    /// Cost estimate, routing key, trace context.
-    pub extras: Extras,
-    /// The payload, byte for byte.
-    pub payload: Bytes,
-}
-
-/// What a worker asks for.
-#[derive(Debug, Clone, Copy)]
-pub struct Wish {
-    /// Tasks it has in hand.
-    pub in_hand: u32,
-    /// At most so many more, within its slots.
-    pub most: u32,
-    /// How long it waits for the first.
-    pub wait: Duration,
-}
+use worker::handed;
 
 /// Notes of progress that are written at the same time.
 const MARKS_AT_ONCE: usize = 32;
-
-/// What became of a renewal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
-    /// It is still the worker's, until then; whether somebody wishes it to stop.
-    Until(UnixMs, bool),
-    /// It is somebody else's, or has ended.
-    Stale,
-}
 
 /// Hands tasks to workers that poll. Cheap to clone.
 #[derive(Clone)]
@@ -143,15 +46,21 @@ struct Inner {
     known: Mutex<HashMap<String, Known>>,
     /// Tasks for which progress was kept through this door; dropped when they end through it.
     marked: Mutex<HashSet<TaskId>>,
+    /// Somebody looks after what workers leave behind.
+    minding: AtomicBool,
     shutdown: CancellationToken,
 }
 
-/// What this door knows of a worker.
-struct Known {
-    worker: Worker,
-    reported: Instant,
-    asked: Instant,
-    wakes: Option<Subscription>,
+/// A poll that is open.
+struct Open<'a> {
+    door: &'a Door,
+    worker: &'a str,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.door.with(self.worker, |known| known.open = known.open.saturating_sub(1));
+    }
 }
 
 impl std::fmt::Debug for Door {
@@ -163,7 +72,13 @@ impl std::fmt::Debug for Door {
 impl Door {
     /// A door; `shutdown` ends what waits at it.
     pub fn new(space: Space, shutdown: CancellationToken) -> Self {
-        Self { inner: Arc::new(Inner { space, known: Mutex::default(), marked: Mutex::default(), shutdown }) }
+        let (known, marked, minding) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        Self { inner: Arc::new(Inner { space, known, marked, minding, shutdown }) }
+    }
+
+    /// Looks at what is known of a worker, if anything is.
+    fn with<T>(&self, worker: &str, look: impl FnOnce(&mut Known) -> T) -> Option<T> {
+        self.inner.known.lock().get_mut(worker).map(look)
     }
 
     /// Hands over at most as many tasks as the worker wishes and has slots for; waits for the first.
@@ -173,6 +88,9 @@ impl Door {
         let until = clock::mono() + wish.wait;
         let id = Worker::executor(&worker.id);
         let mut wakes = None;
+        self.report(worker, wish.in_hand).await?;
+        let _open =
+            self.with(&worker.id, |known| known.open += 1).map(|()| Open { door: self, worker: &worker.id });
         loop {
             self.report(worker, wish.in_hand).await?;
             let (to, handed) = oneshot::channel();
@@ -212,12 +130,12 @@ impl Door {
     }
 
     fn kept(&self, id: &str) -> Option<Subscription> {
-        self.inner.known.lock().get_mut(id).and_then(|known| known.wakes.take())
+        self.with(id, |known| known.wakes.take()).flatten()
     }
 
     fn keep(&self, id: &str, wakes: Option<Subscription>) {
-        if let (Some(wakes), Some(known)) = (wakes, self.inner.known.lock().get_mut(id)) {
-            known.wakes = Some(wakes);
+        if let Some(wakes) = wakes {
+            self.with(id, |known| known.wakes = Some(wakes));
         }
     }
 
@@ -225,7 +143,7 @@ impl Door {
     async fn report(&self, worker: &Worker, in_hand: u32) -> Result<(), StoreError> {
         let now = clock::mono();
         let every = clock::ms(limits::HEARTBEAT_MS);
-        {
+        let ahead = {
             let mut known = self.inner.known.lock();
             match known.get_mut(&worker.id) {
                 Some(known) if known.worker == *worker && now.duration_since(known.reported) < every => {
@@ -238,46 +156,128 @@ impl Door {
                 // Those that have gone without a word.
                 known.retain(|_, known| now.duration_since(known.asked) < clock::ms(limits::LOST_AFTER_MS));
             }
-        }
+            known.get(&worker.id).map_or(0, |known| known.ahead)
+        };
         let space = &self.inner.space;
         let offset = space.clock().now_us() - clock::wall_us();
-        member::beat_executor(space, &worker.record(in_hand, offset)).await?;
+        member::beat_executor(space, &worker.record(in_hand, ahead, offset)).await?;
         let mut known = self.inner.known.lock();
-        if known.len() < limits::POLL_WORKERS_MAX || known.contains_key(&worker.id) {
-            let wakes = known.get_mut(&worker.id).and_then(|known| known.wakes.take());
-            let fresh = Known { worker: worker.clone(), reported: now, asked: now, wakes };
-            known.insert(worker.id.clone(), fresh);
+        let room = known.len() < limits::POLL_WORKERS_MAX;
+        match known.get_mut(&worker.id) {
+            Some(known) => (known.worker, known.reported, known.asked) = (worker.clone(), now, now),
+            None if room => {
+                known.insert(worker.id.clone(), Known::new(worker.clone(), now));
+            }
+            // Reported with each poll.
+            None => {}
         }
         Ok(())
     }
 
-    /// Takes what is in the inbox, and starts it.
+    /// Takes what is in the inbox, and hands it over.
     async fn take(&self, worker: &Worker, wish: Wish) -> Result<Vec<Handed>, StoreError> {
-        let space = &self.inner.space;
         let id = Worker::executor(&worker.id);
+        let ahead = self.with(&worker.id, |known| known.asks(wish.in_hand, clock::mono())).unwrap_or(0);
+        let capacity = worker.slots.saturating_add(ahead);
         let normal = wish.most.min(worker.slots.saturating_sub(wish.in_hand));
-        let ask = Take { normal, urgent: 0, in_hand: wish.in_hand, capacity: worker.slots, urgent_slots: 0 };
-        let taken = member::take(space, &id, ask).await?;
-        for pod in taken.hungry {
-            // Hints; nobody waits for them.
-            let (space, id) = (space.clone(), id.clone());
-            tokio::spawn(async move {
-                let _ = member::tell_room(&space, &pod, &id).await;
-            });
+        let ask = Take { normal, urgent: 0, in_hand: wish.in_hand, capacity, urgent_slots: 0 };
+        let taken = member::take(&self.inner.space, &id, ask).await?;
+        let count = u32::try_from(taken.offers.len()).unwrap_or(u32::MAX);
+        let used = wish.in_hand.saturating_add(count).saturating_add(taken.waiting);
+        let (free, waiting, hungry) = (capacity.saturating_sub(used), taken.waiting, taken.hungry);
+        self.tell(
+            &id,
+            match self.inner.known.lock().get_mut(&worker.id) {
+                Some(known) => known.room(free, waiting, hungry, clock::mono()),
+                None => hungry.into_iter().collect(),
+            },
+        );
+        if ahead > 0 || free > 0 {
+            self.mind();
         }
         if taken.offers.is_empty() {
             return Ok(Vec::new());
         }
-        Ok(self.hand_over(worker, &id, taken.offers).await)
+        let handed = self.hand_over(worker, &id, taken.offers).await;
+        let executions = handed.iter().map(|task| task.execution);
+        self.with(&worker.id, |known| known.handed(executions, wish.tells, clock::mono()));
+        Ok(handed)
     }
 
-    /// Starts what can be handed over; the rest is refused, or comes back by itself.
+    /// Tells pods that there is room at an executor. Hints; nobody waits for them.
+    fn tell(&self, executor: &str, pods: impl IntoIterator<Item = String>) {
+        for pod in pods {
+            let (space, id) = (self.inner.space.clone(), executor.to_owned());
+            tokio::spawn(async move {
+                let _ = member::tell_room(&space, &pod, &id).await;
+            });
+        }
+    }
+
+    /// Looks after what workers leave behind, for as long as they do.
+    fn mind(&self) {
+        if self.inner.minding.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let door = self.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    () = door.inner.shutdown.cancelled() => return,
+                    () = tokio::time::sleep(TELL_LATER) => {}
+                }
+                if door.look_around() {
+                    continue;
+                }
+                door.inner.minding.store(false, Ordering::Release);
+                // Somebody may have come since.
+                if !door.look_around() || door.inner.minding.swap(true, Ordering::AcqRel) {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Does what is to be done for workers that do not ask just now; answers whether there may be more soon.
+    fn look_around(&self) -> bool {
+        let (now, mut more) = (clock::mono(), false);
+        for (id, known) in &mut *self.inner.known.lock() {
+            let chores = known.chores(now);
+            more |= chores.more;
+            self.tell(&Worker::executor(id), chores.tell);
+            if chores.recall {
+                let (door, id) = (self.clone(), Worker::executor(id));
+                let (in_hand, capacity) = (known.in_hand, known.worker.slots);
+                tokio::spawn(async move { door.recall(&id, in_hand, capacity).await });
+            }
+        }
+        more
+    }
+
+    /// Gives back what was fetched ahead for a worker that does not come for it.
+    async fn recall(&self, id: &str, in_hand: u32, capacity: u32) {
+        let normal = limits::BATCH_MAX_ROWS as u32;
+        let ask = Take { normal, urgent: 0, in_hand, capacity, urgent_slots: 0 };
+        match member::take(&self.inner.space, id, ask).await {
+            Ok(taken) => {
+                let rows: Vec<_> = taken.offers.iter().map(|offer| (offer.id, offer.grant)).collect();
+                self.give_back(id, "its worker works on something else", &rows).await;
+            }
+            Err(error) => tracing::debug!(%error, id, "could not take back what was fetched ahead"),
+        }
+    }
+
+    /// Notes what is handed over; the rest is refused, or comes back by itself.
     async fn hand_over(&self, worker: &Worker, id: &str, offers: Vec<Offer>) -> Vec<Handed> {
         let space = &self.inner.space;
         let mut by_bucket: BTreeMap<Bucket, Vec<(StartRow, Offer, LaneGroup, Spec)>> = BTreeMap::new();
         let (mut refused, mut back) = (Vec::new(), Vec::new());
         for offer in offers {
             let execution = ExecutionId { id: offer.id, grant: offer.grant };
+            // A pod that heard no answer has offered it once more.
+            if self.with(&worker.id, |known| known.holds(&execution)) == Some(true) {
+                continue;
+            }
             let group = match space.group_of(offer.group).await {
                 Ok(group) => group,
                 Err(error) => {
@@ -288,7 +288,7 @@ impl Door {
             };
             if !worker.queues.is_empty() && !worker.queues.contains(&group.queue) {
                 let error = format!("executor {id} does not serve queue {}", group.queue);
-                let ms = super::inbox::MISDIRECTED_MS;
+                let ms = crate::executor::inbox::MISDIRECTED_MS;
                 refused.push(row(execution, Outcome::RetryAfter { ms, counted: false, error }));
                 continue;
             }
@@ -309,24 +309,24 @@ impl Door {
                 }
             }
         }
+        let calls = by_bucket.into_iter().map(|(bucket, tasks)| async move {
+            let rows: Vec<(StartRow, &str)> = tasks.iter().map(|(row, ..)| (*row, id)).collect();
+            let answers = run::offer(space, bucket, id, &rows).await;
+            if let Err(error) = &answers {
+                // They come back at their dispatch time-out, or at their lease if the call arrived.
+                tracing::warn!(%bucket, rows = rows.len(), %error, "could not hand tasks to a worker");
+            }
+            (tasks, answers.unwrap_or_default())
+        });
         let mut out = Vec::new();
-        for (bucket, tasks) in by_bucket {
-            let rows: Vec<StartRow> = tasks.iter().map(|(row, ..)| *row).collect();
-            let answers = match run::start(space, bucket, id, &rows).await {
-                Ok(answers) => answers,
-                Err(error) => {
-                    // They come back at their dispatch time-out, or at their lease if the call arrived.
-                    tracing::warn!(%bucket, rows = rows.len(), %error, "could not start tasks for a worker");
-                    continue;
-                }
-            };
+        for (tasks, answers) in futures_util::future::join_all(calls).await {
             let now_ms = space.clock().now_ms();
             for ((start, offer, group, spec), answer) in tasks.into_iter().zip(answers) {
                 let execution = ExecutionId { id: offer.id, grant: offer.grant };
                 match answer {
                     StartAnswer::Ok { deadline, cancel: false } => {
                         let lag_ms = (now_ms - offer.due.0).max(0);
-                        super::observe::started(lag_ms);
+                        crate::executor::observe::started(lag_ms);
                         out.push(handed(execution, &offer, group, spec, start.lease_ms, deadline, lag_ms));
                     }
                     StartAnswer::Ok { cancel: true, .. } => refused.push(row(execution, Outcome::Cancelled)),
@@ -353,6 +353,10 @@ impl Door {
         again: bool,
     ) -> Result<Vec<AckAnswer>, StoreError> {
         let ended: Vec<TaskId> = rows.iter().map(|row| row.id).collect();
+        let now = clock::mono();
+        self.of(executor, |known| {
+            rows.iter().for_each(|row| known.ended(&ExecutionId { id: row.id, grant: row.grant }, now));
+        });
         let mut answers = vec![AckAnswer::Stale; rows.len()];
         let mut by_bucket: BTreeMap<Bucket, Vec<(usize, AckRow)>> = BTreeMap::new();
         for (at, row) in rows.into_iter().enumerate() {
@@ -381,7 +385,7 @@ impl Door {
         });
         for done in futures_util::future::join_all(calls).await {
             let (places, found) = done?;
-            super::observe::acked(&found, sent.elapsed());
+            crate::executor::observe::acked(&found, sent.elapsed());
             for (place, answer) in places.into_iter().zip(found) {
                 answers[place] = answer;
             }
@@ -412,8 +416,14 @@ impl Door {
     }
 
     /// Keeps how far workers are with their tasks; the answers stand in the order of the rows.
-    pub async fn progress(&self, rows: &[(ExecutionId, Progress)]) -> Result<Vec<MarkAnswer>, StoreError> {
+    pub async fn progress(
+        &self,
+        executor: &str,
+        rows: &[(ExecutionId, Progress)],
+    ) -> Result<Vec<MarkAnswer>, StoreError> {
         let mut answers = Vec::with_capacity(rows.len());
+        let executions: Vec<ExecutionId> = rows.iter().map(|(execution, _)| *execution).collect();
+        self.hear(executor, &executions).await?;
         for some in rows.chunks(MARKS_AT_ONCE) {
             let calls = some.iter().map(|(execution, progress)| async move {
                 let value = serde_json::to_vec(progress).unwrap_or_default();
@@ -432,8 +442,38 @@ impl Door {
         Ok(answers)
     }
 
-    /// Renews what a worker holds; the answers stand in the order of the rows.
+    /// Renews what a worker holds, and has thus begun; the answers stand in the order of the rows.
     pub async fn renew(&self, executor: &str, rows: &[(ExecutionId, i64)]) -> Result<Vec<Held>, StoreError> {
+        let held = self.start(executor, rows).await?;
+        self.alive(executor).await;
+        Ok(held)
+    }
+
+    /// Hears which tasks of earlier answers have arrived at a worker. Others that it was handed, if it says so each time,
+    /// go back at once.
+    pub async fn arrived(&self, worker: &str, executions: &[ExecutionId]) -> Result<(), StoreError> {
+        let executor = Worker::executor(worker);
+        let lost = self.with(worker, |known| known.lost(executions)).unwrap_or_default();
+        if !lost.is_empty() {
+            self.give_back(&executor, "the answer that it was in did not arrive", &lost).await;
+        }
+        self.hear(&executor, executions).await
+    }
+
+    /// A worker speaks of tasks: those of which it had not spoken before are started.
+    async fn hear(&self, executor: &str, executions: &[ExecutionId]) -> Result<(), StoreError> {
+        let new = |known: &mut Known| {
+            executions.iter().filter(|one| !known.heard(one)).map(|one| (*one, 0)).collect()
+        };
+        let new = self
+            .of(executor, new)
+            .unwrap_or_else(|| executions.iter().map(|one| (*one, 0)).collect::<Vec<_>>());
+        self.start(executor, &new).await?;
+        Ok(())
+    }
+
+    /// Starts or renews; a lease of 0 stays as it is.
+    async fn start(&self, executor: &str, rows: &[(ExecutionId, i64)]) -> Result<Vec<Held>, StoreError> {
         let mut answers = vec![Held::Stale; rows.len()];
         let mut by_bucket: BTreeMap<Bucket, (Vec<usize>, Vec<StartRow>)> = BTreeMap::new();
         for (at, (execution, lease_ms)) in rows.iter().enumerate() {
@@ -442,7 +482,7 @@ impl Door {
             rows.push(StartRow { id: execution.id, grant: execution.grant, lease_ms: *lease_ms });
         }
         let calls = by_bucket.into_iter().map(|(bucket, (places, rows))| async move {
-            Ok::<_, StoreError>((places, run::renew(&self.inner.space, bucket, executor, &rows).await?))
+            Ok::<_, StoreError>((places, run::start(&self.inner.space, bucket, executor, &rows).await?))
         });
         for done in futures_util::future::join_all(calls).await {
             let (places, found) = done?;
@@ -453,15 +493,18 @@ impl Door {
                 };
             }
         }
-        self.alive(executor).await;
+        self.of(executor, |known| rows.iter().for_each(|(execution, _)| known.hear(execution)));
         Ok(answers)
+    }
+
+    /// The same as [`Door::with`], by the executor's id.
+    fn of<T>(&self, executor: &str, look: impl FnOnce(&mut Known) -> T) -> Option<T> {
+        self.with(Worker::of_executor(executor)?, look)
     }
 
     /// A worker that renews lives, even while it has no time to poll.
     async fn alive(&self, executor: &str) {
-        let Some(id) = executor.strip_prefix("poll.") else { return };
-        let worker = self.inner.known.lock().get(id).map(|known| known.worker.clone());
-        if let Some(worker) = worker
+        if let Some(worker) = self.of(executor, |known| known.worker.clone())
             && let Err(error) = self.report(&worker, worker.slots).await
         {
             tracing::debug!(%error, executor, "could not say that a worker lives");
@@ -470,6 +513,7 @@ impl Door {
 
     /// Gives back what a worker has not worked on, uncounted; answers how many grants still stood.
     pub async fn give_back(&self, executor: &str, cause: &str, rows: &[(TaskId, Grant)]) -> usize {
+        self.of(executor, |known| rows.iter().for_each(|(id, grant)| known.gone(*id, *grant)));
         let mut by_bucket: BTreeMap<Bucket, Vec<(TaskId, Grant)>> = BTreeMap::new();
         for row in rows {
             by_bucket.entry(row.0.bucket()).or_default().push(*row);
@@ -485,7 +529,7 @@ impl Door {
                 }
             }
         }
-        super::observe::handed_back(stood as u64);
+        crate::executor::observe::handed_back(stood as u64);
         stood
     }
 
@@ -501,32 +545,4 @@ impl Door {
 
 fn row(execution: ExecutionId, outcome: Outcome) -> AckRow {
     AckRow { id: execution.id, grant: execution.grant, outcome, lag_ms: -1, took_ms: 0 }
-}
-
-fn handed(
-    execution: ExecutionId,
-    offer: &Offer,
-    group: LaneGroup,
-    spec: Spec,
-    lease_ms: i64,
-    lease_until: UnixMs,
-    lag_ms: i64,
-) -> Handed {
-    Handed {
-        execution,
-        queue: group.queue,
-        labels: group.labels,
-        priority: spec.lane.priority(),
-        due: offer.due,
-        attempt: offer.attempt,
-        key: spec.key.map(|key| key.bytes),
-        placement: spec.placement,
-        plan: spec.plan,
-        lag_ms,
-        lease_ms,
-        lease_until,
-        timeout_ms: spec.timeout_ms,
-        extras: spec.extras,
-        payload: spec.payload,
-    }
 }

@@ -1,0 +1,148 @@
+//! Workers that poll: answers that do not arrive, and what is fetched ahead.
+
+use super::Door;
+use minutehand::pod::{Pod, PodSettings};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio_util::sync::CancellationToken;
+
+const NEVER: Duration = Duration::from_secs(30);
+
+/// A poll for one task that is cut off when the task has been handed over, before its answer is read.
+async fn lose_an_answer(door: &Door, poll: &Value, id: &str) {
+    let at = door.base.strip_prefix("http://").unwrap();
+    let mut stream = tokio::net::TcpStream::connect(at).await.unwrap();
+    let body = poll.to_string();
+    let head = format!(
+        "POST /v1/poll HTTP/1.1\r\nHost: {at}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).await.unwrap();
+    let handed = async {
+        while door.get(&format!("/v1/tasks/{id}")).await.1["view"] != json!("offered") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // The answer is on its way, or about to be.
+        stream.readable().await.unwrap();
+    };
+    tokio::time::timeout(NEVER, handed).await.unwrap();
+    drop(stream);
+}
+
+/// Polls until there is a task.
+async fn next(door: &Door, poll: &Value) -> Value {
+    let polled = tokio::time::timeout(NEVER, async {
+        loop {
+            let (status, answer) = door.post("/v1/poll", poll.clone()).await;
+            assert_eq!(status, 200, "{answer}");
+            if let Some(task) = answer["tasks"].get(0) {
+                return task.clone();
+            }
+        }
+    });
+    polled.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_does_not_arrive_is_no_attempt() {
+    let door = Door::open().await;
+    let stop = CancellationToken::new();
+    let _end = stop.clone().drop_guard();
+    let pod = tokio::spawn(Pod::new(door.space.clone(), PodSettings::default()).run(stop.clone()));
+    let view = async |id: &str| door.get(&format!("/v1/tasks/{id}")).await.1["view"].clone();
+
+    // A worker that says what arrives hears of it at once.
+    let tells = json!({"worker": "tells", "queues": ["told"], "slots": 1, "wait_ms": 20_000, "arrived": []});
+    let told = async {
+        let id = door.submit(json!({"queue": "told", "retries": 0, "lease_ms": 60_000})).await;
+        lose_an_answer(&door, &tells, &id).await;
+        let task = next(&door, &tells).await;
+        assert_eq!((&task["id"], &task["attempt"]), (&json!(id), &json!(1)));
+        assert_eq!(view(&id).await, json!("offered"));
+        let mut arrived = tells.clone();
+        arrived["arrived"] = json!([task["execution_id"]]);
+        (arrived["in_hand"], arrived["wait_ms"]) = (json!(1), json!(0));
+        door.post("/v1/poll", arrived).await;
+        assert_eq!(view(&id).await, json!("started"));
+        // What has arrived once need not be said again.
+        let mut later = tells.clone();
+        (later["in_hand"], later["wait_ms"]) = (json!(1), json!(0));
+        door.post("/v1/poll", later).await;
+        let ack = json!({"execution_id": task["execution_id"], "outcome": "succeeded"});
+        let (_, answer) = door.post("/v1/acks", json!({"worker": "tells", "acks": [ack]})).await;
+        assert_eq!(answer["acks"][0]["state"], json!("succeeded"));
+    };
+    // Of one that does not it comes back with its lease.
+    let plain = json!({"worker": "plain", "queues": ["untold"], "slots": 1, "wait_ms": 20_000});
+    let untold = async {
+        let id = door.submit(json!({"queue": "untold", "retries": 0, "lease_ms": 1_000})).await;
+        lose_an_answer(&door, &plain, &id).await;
+        let task = next(&door, &plain).await;
+        assert_eq!((&task["id"], &task["attempt"]), (&json!(id), &json!(1)));
+        // Once it has been heard of, a lapse is a failure.
+        let row = json!({"execution_id": task["execution_id"], "part": 0.5});
+        door.post("/v1/progress", json!({"worker": "plain", "executions": [row]})).await;
+        assert_eq!(view(&id).await, json!("started"));
+        let dead = async {
+            while view(&id).await != json!("dead") {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(NEVER, dead).await.unwrap();
+    };
+    tokio::join!(told, untold);
+    for (arrived, code) in [(json!(["x"]), "invalid_type"), (json!(vec!["x"; 1_001]), "too_many")] {
+        let mut poll = tells.clone();
+        poll["arrived"] = arrived;
+        let answer = door.post("/v1/poll", poll).await;
+        assert_eq!((answer.0, &answer.1["code"]), (422, &json!(code)), "{}", answer.1);
+    }
+    stop.cancel();
+    pod.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_fetched_ahead_for_a_worker_that_stays_away_goes_to_others() {
+    let door = Door::open().await;
+    let stop = CancellationToken::new();
+    let _end = stop.clone().drop_guard();
+    let pod = tokio::spawn(Pod::new(door.space.clone(), PodSettings::default()).run(stop.clone()));
+    let rows = "{\"queue\":\"q\"}\n".repeat(200);
+    let bulk =
+        door.ask(reqwest::Method::POST, "/v1/tasks:bulk").header("content-type", "application/x-ndjson");
+    bulk.body(rows).send().await.unwrap().bytes().await.unwrap();
+    let mut seen = BTreeSet::new();
+    let mut run = async |worker: &str, most: usize| {
+        let mut acks = Vec::new();
+        let mut last = Value::Null;
+        for _ in 0..most {
+            let poll =
+                json!({"worker": worker, "queues": ["q"], "slots": 1, "wait_ms": 20_000, "acks": acks});
+            let (_, answer) = door.post("/v1/poll", poll).await;
+            let tasks = answer["tasks"].as_array().unwrap();
+            assert_eq!(tasks.len(), 1, "never more than its slots: {answer}");
+            assert_eq!(tasks[0]["attempt"], json!(1));
+            assert!(seen.insert(tasks[0]["id"].as_str().unwrap().to_owned()), "each once");
+            last = json!({"execution_id": tasks[0]["execution_id"], "outcome": "succeeded"});
+            acks = vec![last.clone()];
+        }
+        last
+    };
+    let kept = run("quick", 50).await;
+    let inbox: bytes::Bytes =
+        minutehand::keys::Guard::room(door.space.namespace(), "x:poll.quick").key("inbox");
+    let at = minutehand::store::At::Key(&inbox);
+    let ahead =
+        door.space.store().command("LLEN", at, vec![inbox.clone()]).await.unwrap().int("LLEN").unwrap();
+    assert!(ahead > 0, "its tasks are short");
+    // It has one in hand and does not come again: another one gets all that is left.
+    let last = tokio::time::timeout(NEVER / 3, run("other", 150)).await.unwrap();
+    for (worker, ack) in [("quick", kept), ("other", last)] {
+        let (_, answer) = door.post("/v1/acks", json!({"worker": worker, "acks": [ack]})).await;
+        assert_eq!(answer["acks"][0]["state"], json!("succeeded"));
+    }
+    stop.cancel();
+    pod.await.unwrap().unwrap();
+}
