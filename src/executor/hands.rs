@@ -787,13 +787,13 @@ impl Size {
 /// What may be fetched ahead when a run takes `run_ms` on average: what all slots do in 10 ms, so nothing where runs
 /// are long. What is fetched cannot be overtaken by another queue's tasks any more.
 fn prefetch(size: Size, run_ms: Option<f64>) -> u32 {
-    ahead(size.slots, size.prefetch, run_ms)
+    ahead(size.slots, size.prefetch, run_ms, PREFETCH_MS)
 }
 
-/// The same by its parts.
-pub(super) fn ahead(slots: u32, most: u32, run_ms: Option<f64>) -> u32 {
+/// What `slots` do in `of_ms`, `most` at most.
+pub(super) fn ahead(slots: u32, most: u32, run_ms: Option<f64>, of_ms: f64) -> u32 {
     let Some(ms) = run_ms else { return 0 };
-    let ahead = f64::from(slots) * PREFETCH_MS / ms.max(0.001);
+    let ahead = f64::from(slots) * of_ms / ms.max(0.001);
     if ahead >= f64::from(most) { most } else { ahead as u32 }
 }
 

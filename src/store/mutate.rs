@@ -42,7 +42,7 @@ const PLACES: [(Mutation, &str, &str, &str); 5] = [
     (Mutation::NoFence, "run.ack", "sub(r, 17, 34) ~= grant or ", ""),
     (Mutation::NoReap, "due.claim", "local strings = lnow < pause and {}", "local strings = true and {}"),
     (Mutation::NoReap, "due.claim", "safely(lapse, piece[2][i], piece[2][i + 1])", "break"),
-    (Mutation::NoDedup, "intake.submit", "if stands then", "if false then"),
+    (Mutation::NoDedup, "intake.submit", "if first then refuse", "if false then refuse"),
 ];
 
 /// A script's text with the planted fault, where one concerns it.

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 pub(super) const LATE: Duration = Duration::from_millis(100);
 /// Pods that wait for room are told after at most this time, however little there is.
 pub(super) const TELL_LATER: Duration = Duration::from_millis(25);
+/// Work fetched ahead, in time: an answer and the next poll travel over HTTP in between.
+const AHEAD_MS: f64 = 20.0;
 /// Pods that wait for room, remembered until there is some.
 const HUNGRY_MAX: usize = 1_024;
 /// Tasks of one worker that are remembered from hand-over to outcome: what it may have in hand, and once more.
@@ -68,10 +70,10 @@ impl Known {
         }
     }
 
-    /// It asks. Answers how many tasks may be fetched ahead for it: the work of 20 ms, like any executor.
+    /// It asks. Answers how many tasks may be fetched ahead for it: the work of 20 ms.
     pub fn asks(&mut self, in_hand: u32, now: Instant) -> u32 {
         (self.looked, self.in_hand) = (now, in_hand);
-        self.ahead = hands::ahead(self.worker.slots, hands::PREFETCH_MAX, self.run_ms);
+        self.ahead = hands::ahead(self.worker.slots, hands::PREFETCH_MAX, self.run_ms, AHEAD_MS);
         self.ahead
     }
 
