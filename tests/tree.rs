@@ -504,6 +504,11 @@ fn numbers_are_the_same_in_both_languages() {
     let same = |file: &str, before: &str, limit: i64| {
         assert_eq!(number_after(file, before), limit, "{file}: {before}")
     };
+    assert!(claim.contains(&format!(
+        "local AWAY_MS, RETURN_MS = {}, {}\n",
+        limits::AWAY_MS,
+        limits::RETURN_MS
+    )));
     same("lua/lib/place.lua", "local SPLIT = ", limits::DUE_SET_SPLIT_ROWS as i64);
     same("lua/lib/fail.lua", "local ATTEMPTS = ", limits::ATTEMPTS_KEPT_MAX as i64);
     same("lua/lib/fail.lua", "text = sub(text, 1, ", limits::ERROR_TAIL_MAX_BYTES as i64);
