@@ -38,7 +38,7 @@ impl Runs {
 type Ends = HashMap<(TaskId, u32), bool>;
 
 pub fn runs(dir: &Path, ends: &Ends) -> Runs {
-    let mut by_id: HashMap<TaskId, Vec<(i64, u32)>> = HashMap::new();
+    let mut by_id: HashMap<TaskId, Vec<(u32, i64)>> = HashMap::new();
     for entry in std::fs::read_dir(dir).unwrap().flatten() {
         if entry.file_name().to_string_lossy().starts_with("runs-") {
             for line in BufReader::new(File::open(entry.path()).unwrap()).lines().map_while(Result::ok) {
@@ -47,16 +47,17 @@ pub fn runs(dir: &Path, ends: &Ends) -> Runs {
                 if let [id, fence, _, at] = words[..]
                     && let (Ok(id), Ok(fence), Ok(at)) = (id.parse(), fence.parse(), at.parse())
                 {
-                    by_id.entry(id).or_default().push((at, fence));
+                    by_id.entry(id).or_default().push((fence, at));
                 }
             }
         }
     }
     let mut runs = Runs::default();
     for (id, mut of_one) in by_id {
+        // By their grants: one that was frozen may run an old one last.
         of_one.sort_unstable();
         runs.all += of_one.len() as u64;
-        for (_, fence) in &of_one[..of_one.len() - 1] {
+        for (fence, _) in &of_one[..of_one.len() - 1] {
             match ends.get(&(id, *fence)) {
                 Some(true) => runs.failed_before += 1,
                 Some(false) => runs.lapsed_before += 1,

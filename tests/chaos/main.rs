@@ -288,6 +288,11 @@ async fn run(shape: Shape, default_seconds: u64) -> bool {
     let late = if sound { Some(late::after_pod_death(&bench.direct_url(), &pods, dir).await) } else { None };
     let measured = late.as_ref().and_then(|late| late.as_ref().ok()).copied();
     let late_fault = match late {
+        // The clocks of a fleet's servers differ, so what fell due after the death cannot always be told.
+        Some(Err(why)) if fleet => {
+            say(&format!("late starts after a pod's death could not be measured: {why}"));
+            None
+        }
         Some(Err(why)) => Some(format!("late starts after a pod's death could not be measured: {why}")),
         Some(Ok(late)) if late.ms > LOCK_MS + 1_000 && !fleet => {
             let most = LOCK_MS + 1_000;
