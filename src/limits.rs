@@ -86,6 +86,13 @@ pub const LEASE_MIN_MS: i64 = 1_000;
 pub const LEASE_MAX_MS: i64 = 86_400_000;
 /// How often pods and executors report.
 pub const HEARTBEAT_MS: i64 = 3_000;
+/// Where a bucket that has running tasks was not claimed from for this long, and for longer than a permit lasts, something
+/// kept the pods away: they poll it each second. `lua/due/claim.lua` has the same.
+pub const AWAY_MS: i64 = 2_000;
+/// How long leases do not lapse once somebody is back there: what kept the pods away kept outcomes and renewals away as
+/// well, and these come back with pauses of up to [`RECONNECT_MAX_MS`], for the connection and for the call.
+/// `lua/due/claim.lua` has the same.
+pub const RETURN_MS: i64 = 2_000;
 /// A pod or executor silent for this long is lost.
 pub const LOST_AFTER_MS: i64 = 9_000;
 /// Longest sleep of a claim loop: the poll that backs up every wake-up.
@@ -333,6 +340,8 @@ pub const CALL_RETRIES_MAX: u32 = 5;
 
 const _: () = assert!(BATCH_MAX_ROWS * 2 < 7_000, "a batch of pairs must fit Lua's unpack");
 const _: () = assert!(ACK_MAX_WEIGHT <= BATCH_MAX_ROWS && SINGLE_MAX_ROWS <= BATCH_MAX_ROWS);
+const _: () = assert!(RETURN_MS >= 2 * RECONNECT_MAX_MS as i64, "who was away has found back by then");
+const _: () = assert!(AWAY_MS >= 2 * POLL_MS, "a late poll is no absence");
 const _: () = assert!(LOST_AFTER_MS >= 3 * HEARTBEAT_MS, "two lost heartbeats must not kill");
 const _: () = assert!(POLL_MS < LOCK_MS, "a sleeping pod must wake up before its permit ends");
 const _: () = assert!(CALL_MAX_BYTES <= BATCH_MAX_BYTES && PAYLOAD_MAX_BYTES + 4_096 <= CALL_MAX_BYTES);

@@ -495,6 +495,11 @@ fn numbers_are_the_same_in_both_languages() {
     same(claim, "local MOST = { ripen = ", limits::RIPEN_MAX_ROWS as i64);
     same(claim, ", sets = ", limits::DUE_SETS_VISITED_MAX as i64);
     same(claim, "local REAP, PIECES = ", limits::REAP_MAX_ROWS as i64);
+    assert!(read(claim).contains(&format!(
+        "local AWAY_MS, RETURN_MS = {}, {}\n",
+        limits::AWAY_MS,
+        limits::RETURN_MS
+    )));
     same("lua/lib/place.lua", "local SPLIT = ", limits::DUE_SET_SPLIT_ROWS as i64);
     same("lua/lib/fail.lua", "local ATTEMPTS = ", limits::ATTEMPTS_KEPT_MAX as i64);
     same("lua/lib/fail.lua", "text = sub(text, 1, ", limits::ERROR_TAIL_MAX_BYTES as i64);

@@ -136,12 +136,17 @@ local function safely(f, ...)
 end
 
 -- A leap ahead of the caller's monotonic clock pauses reaping for one lease: the renewals were not late, the clock was.
+-- So does, for a moment, coming back to where work was left and nobody has been for longer than a permit lasts: what kept
+-- the pods away kept outcomes and renewals away as well.
 local leap, pause = 0, tonumber(meta[5] or 0)
 if ARGV[13] ~= '' then
-  local off = now - tonumber(ARGV[13])
+  local AWAY_MS, RETURN_MS = 2000, 2000
+  local off, away, till = now - tonumber(ARGV[13]), lnow - clock, 0
   if off > 5000 or off < -5000 then leap = off end
-  if off > 5000 then
-    pause = lnow + lease_ms
+  if off > 5000 then till = lnow + lease_ms
+  elseif running > 0 and clock > 0 and away > AWAY_MS and away > lock_ms then till = lnow + RETURN_MS end
+  if till > pause then
+    pause = till
     call('HSET', KEYS[1], 'pause', format('%.0f', pause))
   end
 end

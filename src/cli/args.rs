@@ -199,7 +199,7 @@ pub struct DeadWhich {
     /// Dead for at least this long, such as 1h
     #[arg(long, value_name = "TIME")]
     pub older_than: Option<String>,
-    /// Reason or last error fits this pattern; * stands for anything
+    /// Reason or last error contains this, or fits it where it has a *, which stands for anything
     #[arg(long, value_name = "PATTERN")]
     pub reason: Option<String>,
     /// At most so many in a list

@@ -9,6 +9,9 @@ use crate::model::{FieldError, QueueName, Reason, State, TaskId};
 use crate::settings::Loaded;
 use serde_json::json;
 
+/// What is said where a filter finds nothing to do.
+const NONE_FITS: &str = "no dead letter fits; nothing was done";
+
 /// Lists, shows, redrives or deletes dead letters.
 pub async fn run(command: &DeadCommand, loaded: &Loaded, output: Output) -> Result<Exit, CliError> {
     match command {
@@ -19,7 +22,8 @@ pub async fn run(command: &DeadCommand, loaded: &Loaded, output: Output) -> Resu
                 serde_json::to_value(&letters).map_err(|error| CliError::failed(error.to_string()))?;
             render::show(output, &value, |_| {
                 if letters.is_empty() {
-                    return "no dead letters".to_owned();
+                    let any = filter == DeadFilter { limit: filter.limit, ..DeadFilter::default() };
+                    return if any { "no dead letters" } else { "no dead letter fits" }.to_owned();
                 }
                 let rows = letters.iter().map(|letter| {
                     vec![
@@ -31,7 +35,15 @@ pub async fn run(command: &DeadCommand, loaded: &Loaded, output: Output) -> Resu
                         render::safe(&letter.error.chars().take(60).collect::<String>()),
                     ]
                 });
-                render::table(&["id", "queue", "died", "attempts", "reason", "last error"], rows.collect())
+                let head = ["id", "queue", "died", "attempts", "reason", "last error"];
+                let mut text = render::table(&head, rows.collect());
+                if letters.len() >= which.limit {
+                    text.push_str(&format!(
+                        "\nthese are {}; there may be more: --limit N shows more, --queue, --reason and --older-than fewer\n",
+                        letters.len()
+                    ));
+                }
+                text
             });
         }
         DeadCommand::Show(args) => {
@@ -50,6 +62,9 @@ pub async fn run(command: &DeadCommand, loaded: &Loaded, output: Output) -> Resu
             let done = client.redrive(&ids, per_second, &connect::who()).await?;
             let value = serde_json::to_value(&done).map_err(|error| CliError::failed(error.to_string()))?;
             render::show(output, &value, |_| {
+                if ids.is_empty() {
+                    return NONE_FITS.to_owned();
+                }
                 let mut text = format!("{} of {} redriven", done.redriven, ids.len());
                 if done.unknown > 0 {
                     text.push_str(&format!("; {} are not dead, or no longer", done.unknown));
@@ -73,7 +88,17 @@ pub async fn run(command: &DeadCommand, loaded: &Loaded, output: Output) -> Resu
             client.note(&connect::who(), "dead.delete", &format!("{} letters", ids.len()), "").await?;
             let deleted = client.dead_delete(&ids, &connect::who()).await?;
             let value = json!({ "deleted": deleted, "unknown": ids.len() as u64 - deleted });
-            render::show(output, &value, |_| format!("{deleted} of {} deleted", ids.len()));
+            render::show(output, &value, |_| {
+                let unknown = ids.len() as u64 - deleted;
+                if ids.is_empty() {
+                    return NONE_FITS.to_owned();
+                }
+                let mut text = format!("{deleted} of {} deleted", ids.len());
+                if unknown > 0 {
+                    text.push_str(&format!("; {unknown} are not dead, or no longer"));
+                }
+                text
+            });
             if deleted < ids.len() as u64 {
                 return Ok(if deleted == 0 { Exit::NotFound } else { Exit::Failed });
             }

@@ -2,7 +2,7 @@
 
 use super::args::Output;
 use super::error::{CliError, Exit};
-use super::queue::{LimitArgs, force, json, late, lines};
+use super::queue::{LimitArgs, force, in_one_line, json, late, lines};
 use super::{connect, render};
 use crate::client::DownstreamView;
 use crate::model::queue::{DownstreamName, DownstreamSettings, LimitOwner};
@@ -146,11 +146,9 @@ fn list(all: &[DownstreamView]) -> String {
     let row = |view: &DownstreamView| {
         let limits = json(&view.settings.limits).unwrap_or_default();
         let breaker = view.breaker.as_ref().map_or("-".to_owned(), |breaker| render::safe(&breaker.text));
-        let set =
-            if view.settings.limits.is_empty() { "-".to_owned() } else { render::safe(&limits.to_string()) };
-        vec![render::safe(&view.downstream), some(&view.queues), breaker, set]
+        vec![render::safe(&view.downstream), some(&view.queues), in_one_line(&limits), breaker]
     };
-    render::table(&["downstream", "queues", "breaker", "limits"], all.iter().map(row).collect())
+    render::table(&["downstream", "queues", "set", "breaker"], all.iter().map(row).collect())
 }
 
 /// Holds retries, lets them go on, or says how it is.

@@ -181,11 +181,30 @@ async fn tail(args: &TailArgs, loaded: &Loaded, output: Output) -> Result<Exit, 
     }
 }
 
+/// Why a line is no event, for whoever made the file.
+fn no_event(number: u64, line: &[u8]) -> CliError {
+    let why = match serde_json::from_slice::<Value>(line) {
+        Err(error) if error.is_eof() => "it ends too early; was the file cut off?".to_owned(),
+        Err(_) => "it is not JSON; `minutehand events tail --output json` writes a JSON object in each line"
+            .to_owned(),
+        Ok(Value::Object(object)) => match serde_json::from_slice::<Event>(line) {
+            // A line of JSON has but one line: where in it the reader stood says nothing.
+            Err(error) if object.contains_key("id") || object.contains_key("event") => {
+                let text = error.to_string();
+                text.split(" at line ").next().unwrap_or(&text).to_owned()
+            }
+            _ => "it needs `at`, `id`, `event`, `fence`, `executor` and `cause`, or `trimmed`".to_owned(),
+        },
+        Ok(_) => "it is JSON, but no object".to_owned(),
+    };
+    CliError::usage("file", format!("line {number} is no event: {why}"))
+}
+
 fn kind(text: &str) -> Result<Move, CliError> {
     serde_json::from_value(Value::String(text.to_owned())).map_err(|_| {
         let detail = format!(
             "{text} is no type of event; there are submitted, claimed, offered, started, succeeded, retried, died, \
-             cancelled, cancel_asked, expired, skipped, handed_back, lost, moved, edited, redriven, deleted, repaired"
+             cancelled, cancel_asked, expired, skipped, handed_back, set_aside, lost, moved, edited, redriven, deleted, repaired"
         );
         CliError::usage("type", detail)
     })
@@ -238,8 +257,7 @@ fn from_lines(mut lines: impl BufRead, args: &ReplayArgs) -> Result<Report, CliE
         if line.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let line: Line = serde_json::from_slice(&line)
-            .map_err(|error| CliError::usage("file", format!("line {number} is no event: {error}")))?;
+        let line: Line = serde_json::from_slice(&line).map_err(|_| no_event(number, &line))?;
         match line {
             Line::Event(event) => replay.feed(&event),
             Line::Trimmed { trimmed } => replay.trim(trimmed.bucket),

@@ -433,6 +433,14 @@ fn flatten(prefix: &str, value: &Value, out: &mut Vec<(String, String)>) {
     }
 }
 
+/// What is set, for a row of a table.
+pub(super) fn in_one_line(settings: &Value) -> String {
+    let mut rows = Vec::new();
+    flatten("", settings, &mut rows);
+    let set: Vec<String> = rows.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    if set.is_empty() { "-".to_owned() } else { set.join(" ") }
+}
+
 fn list(queues: &[QueueView]) -> String {
     if queues.is_empty() {
         return "no queues yet\n".to_owned();
@@ -443,10 +451,7 @@ fn list(queues: &[QueueView]) -> String {
             Some(pause) => format!("paused since {}", pause.since),
             None => "open".to_owned(),
         };
-        let mut rows = Vec::new();
-        flatten("", &json(&settings).unwrap_or_default(), &mut rows);
-        let set: Vec<String> = rows.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
-        vec![render::safe(&view.queue), state, if set.is_empty() { "-".to_owned() } else { set.join(" ") }]
+        vec![render::safe(&view.queue), state, in_one_line(&json(&settings).unwrap_or_default())]
     };
     render::table(&["queue", "state", "set"], queues.iter().map(row).collect())
 }

@@ -12,7 +12,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Which dead letters are meant; all that is given must hold.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeadFilter {
     /// Of this queue.
     pub queue: Option<QueueName>,

@@ -116,7 +116,8 @@ pub struct Claim {
     /// Grants too what is due within so many ms, at most [`limits::LOOK_AHEAD_MAX_MS`], if all of it may go; whoever
     /// gets it must hold it until then.
     pub ahead_ms: i64,
-    /// Redis's time as the caller's monotonic clock expects it; nothing when it has no idea.
+    /// Redis's time as the caller's monotonic clock expects it; nothing when it has no idea. Where it has, leases do not
+    /// lapse for [`limits::RETURN_MS`] once somebody is back in a bucket that was left for [`limits::AWAY_MS`].
     pub expected_now: Option<UnixMs>,
     /// Shares of P0 to P5.
     pub weights: [u32; 6],

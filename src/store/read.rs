@@ -44,6 +44,7 @@ pub struct Run {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, utoipa::ToSchema)]
 pub struct Attempt {
     /// When it ended.
+    #[serde(with = "crate::model::slice::rfc3339")]
     #[schema(value_type = String)]
     pub at: UnixMs,
     /// Number of its grant.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
+use fred::interfaces::{ClientLike, EventInterface, PubsubInterface, SentinelInterface};
 use fred::prelude::{Client, ServerConfig};
 use fred::types::ConnectHandle;
 use parking_lot::Mutex;
@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::{Dialer, Host, Place};
-use super::error::StoreError;
+use super::error::{Cause, StoreError};
 use super::reply::{Fields, Reply};
 use super::script_call::{Fault, Request, send};
 use crate::clock::{RedisClock, mono};
@@ -44,6 +44,9 @@ const PROBE_LIMIT: Duration = Duration::from_millis(400);
 const STRANGERS_MAX: usize = 16;
 /// How often a caller that waits for a connection looks again, should a signal have been missed.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How often connections are opened anew for a master that a sentinel has named, and the pause that grows between.
+const FOLLOWED_MAX: u32 = 3;
+const FOLLOWED_AGAIN: Duration = Duration::from_millis(100);
 /// Message by which sentinels announce a new master.
 const SWITCH_MASTER: &str = "+switch-master";
 
@@ -61,6 +64,8 @@ impl Drop for AbortOnDrop {
 pub(super) struct Link {
     /// How many connections were made.
     pub ups: u64,
+    /// Where the last one led.
+    pub at: Option<Host>,
     /// The last trouble.
     pub error: Option<String>,
 }
@@ -113,8 +118,9 @@ async fn keep(client: Client, name: Bytes, link: watch::Sender<Link>) {
         let ended = loop {
             tokio::select! {
                 ended = &mut router => break ended,
-                up = ups.recv() => if up.is_ok() {
-                    link.send_modify(|link| { link.ups += 1; link.error = None; });
+                up = ups.recv() => if let Ok(server) = up {
+                    let at = Host::new(server.host.to_string(), server.port);
+                    link.send_modify(|link| *link = Link { ups: link.ups + 1, at: Some(at), error: None });
                     wait = Duration::from_millis(50);
                     if !name.is_empty() {
                         let args = [name.clone()];
@@ -284,6 +290,16 @@ impl Node {
         }
     }
 
+    /// Where its connections lead, as far as it is known; behind a name that may change.
+    fn leads_to(&self) -> Option<Host> {
+        self.conns.load().iter().find_map(|conn| conn.link.borrow().at.clone())
+    }
+
+    /// Whether every connection that is known to lead somewhere leads there.
+    fn leads_all_to(&self, host: &Host) -> bool {
+        self.conns.load().iter().all(|conn| conn.link.borrow().at.as_ref().is_none_or(|at| at == host))
+    }
+
     /// A connection of its own for one call; waits for one at most `left` long.
     pub async fn lend(&self, dialer: &Dialer, left: Duration) -> Result<Lent<'_>, String> {
         let start = mono();
@@ -292,7 +308,9 @@ impl Node {
             _ => return Err("too many calls wait for replicas or disks".into()),
         };
         let idle = self.waiting.idle.lock().pop();
-        let conn = match idle.filter(|conn| conn.client.is_connected()) {
+        // One that was lent while the master changed may lead to the old one.
+        let same = |conn: &Conn| conn.client.is_connected() && conn.link.borrow().at == self.leads_to();
+        let conn = match idle.filter(same) {
             Some(conn) => conn,
             None => Conn::open(dialer, self.server()),
         };
@@ -392,6 +410,10 @@ pub(super) struct Map {
     /// Replicas and others that may describe the cluster when no master does.
     others: Vec<Host>,
 }
+
+/// What is said of a cluster that is not put together yet: like its own word for it, so that who starts waits.
+const NO_SLOTS: &str =
+    "CLUSTERDOWN no node of the cluster has slots; redis-cli --cluster create assigns them";
 
 /// A slot without an owner.
 const NOBODY: u16 = u16::MAX;
@@ -515,6 +537,9 @@ impl Topology {
         }
         match super::script_call::of_text("HELLO", cause) {
             Fault::Fatal(error @ StoreError::NoPermission { .. }) => error,
+            Fault::Refused { cause: cause @ Cause::ClusterDown, detail } => {
+                StoreError::Refused { script: "CLUSTER SLOTS", cause, detail }
+            }
             _ => self.unreachable(cause.to_owned(), false),
         }
     }
@@ -611,7 +636,7 @@ impl Topology {
             return Err("only nodes with an older view of the cluster answer".into());
         }
         if view.ranges.is_empty() {
-            return Err("the cluster has no slots assigned".into());
+            return Err(NO_SLOTS.into());
         }
         self.apply(&view);
         Ok(())
@@ -710,19 +735,20 @@ async fn watch_sentinel(topology: Arc<Topology>, host: Host, service: String) {
             loop {
                 tokio::select! {
                     _ = &mut router => break,
-                    up = ups.recv() => if up.is_ok()
-                        && let Err(error) = client.subscribe(SWITCH_MASTER).await
-                    {
-                        tracing::warn!(%host, %error, "could not listen to a sentinel");
+                    up = ups.recv() => if up.is_ok() {
+                        if let Err(error) = client.subscribe(SWITCH_MASTER).await {
+                            tracing::warn!(%host, %error, "could not listen to a sentinel");
+                        }
+                        // What it said while nobody listened is not said again.
+                        match ask_sentinel(&topology, &host, &service).await {
+                            Ok(master) => follow(&topology, &host, &service, &master).await,
+                            Err(why) => tracing::debug!(%host, why, "could not ask a sentinel for the master"),
+                        }
                     },
                     message = messages.recv() => if let Ok(message) = message
-                        && message.value.as_str().is_some_and(|text| text.split(' ').next() == Some(&service))
+                        && let Some(master) = message.value.as_str().and_then(|text| new_master(&text, &service))
                     {
-                        tracing::info!(%host, service, "a sentinel names another master");
-                        for node in &topology.map().nodes {
-                            node.reconnect().await;
-                        }
-                        topology.changes.send_modify(|count| *count += 1);
+                        follow(&topology, &host, &service, &master).await;
                     },
                 }
             }
@@ -730,6 +756,53 @@ async fn watch_sentinel(topology: Arc<Topology>, host: Host, service: String) {
         }
     };
     let _: Option<()> = closed.run_until_cancelled(work).await;
+}
+
+/// The new master's place in a sentinel's message: the name, the old place, the new one.
+fn new_master(text: &str, service: &str) -> Option<Host> {
+    let words: Vec<&str> = text.split(' ').collect();
+    match words[..] {
+        [name, _, _, host, port] if name == service => Some(Host::new(host, port.parse().ok()?)),
+        _ => None,
+    }
+}
+
+/// Asks a sentinel where the master is, by a connection of its own: on the one that listens nothing else may be said.
+async fn ask_sentinel(topology: &Topology, host: &Host, service: &str) -> Result<Host, String> {
+    let client = topology.dialer.sentinel_client(host);
+    let router = client.connect();
+    let _abort = AbortOnDrop(router.abort_handle());
+    let asked = async {
+        client.wait_for_connect().await?;
+        client.get_master_addr_by_name::<(String, u16), _>(service).await
+    };
+    match timeout(topology.dialer.connect_timeout, asked).await {
+        Ok(Ok((name, port))) => Ok(Host::new(name, port)),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("no answer in time".into()),
+    }
+}
+
+/// Sees to it that all connections lead to the master that a sentinel has named. A connection asks the sentinels by
+/// itself, and may ask one that has not heard of it yet; then it is opened once more.
+async fn follow(topology: &Topology, host: &Host, service: &str, master: &Host) {
+    let behind =
+        || topology.map().nodes.iter().filter(|node| !node.leads_all_to(master)).cloned().collect::<Vec<_>>();
+    if behind().is_empty() {
+        return;
+    }
+    tracing::info!(%host, service, %master, "a sentinel names another master");
+    for round in 0..FOLLOWED_MAX {
+        sleep(FOLLOWED_AGAIN * round).await;
+        for node in behind() {
+            node.reconnect().await;
+        }
+        topology.changes.send_modify(|count| *count += 1);
+        if behind().is_empty() {
+            return;
+        }
+    }
+    tracing::debug!(%host, %master, "the connections do not lead to the master that this sentinel names");
 }
 
 #[cfg(test)]
@@ -750,6 +823,15 @@ mod tests {
         }
         // An empty tag is none: the whole key counts.
         assert_ne!(slot_of_key(b"{}foo"), slot_of_key(b"{}bar"));
+    }
+
+    #[test]
+    fn a_sentinels_message_names_the_new_master() {
+        let text = "mymaster 10.0.0.1 6379 10.0.0.2 6380";
+        assert_eq!(new_master(text, "mymaster"), Some(Host::new("10.0.0.2", 6_380)));
+        for other in ["another 1 1 2 2", "mymaster 1 1 2", "mymaster 1 1 2 x", "mymaster 1 1 2 2 3", ""] {
+            assert_eq!(new_master(other, "mymaster"), None, "{other}");
+        }
     }
 
     #[test]

@@ -15,19 +15,57 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::time::Duration;
 
-/// How often handlers ran beyond the first time.
-pub fn duplicate_runs(dir: &Path) -> (u64, u64) {
-    let mut runs: HashMap<String, u64> = HashMap::new();
+/// How often handlers ran, and why they ran again.
+#[derive(Default)]
+pub struct Runs {
+    pub all: u64,
+    /// The run before had failed, as its payload asked it to.
+    pub failed_before: u64,
+    /// The grant of the run before had lapsed or was handed back before its outcome arrived.
+    pub lapsed_before: u64,
+    /// Nobody knows of an end of the run before: its grant, or what was said of it, was lost with a master.
+    pub forgotten: u64,
+}
+
+impl Runs {
+    /// How often they ran beyond the first time.
+    pub fn repeated(&self) -> u64 {
+        self.failed_before + self.lapsed_before + self.forgotten
+    }
+}
+
+/// How the grants of a task ended that did not end the task: whether its handler had failed.
+type Ends = HashMap<(TaskId, u32), bool>;
+
+pub fn runs(dir: &Path, ends: &Ends) -> Runs {
+    let mut by_id: HashMap<TaskId, Vec<(u32, i64)>> = HashMap::new();
     for entry in std::fs::read_dir(dir).unwrap().flatten() {
         if entry.file_name().to_string_lossy().starts_with("runs-") {
             for line in BufReader::new(File::open(entry.path()).unwrap()).lines().map_while(Result::ok) {
-                if let Some((id, _)) = line.split_once(' ') {
-                    *runs.entry(id.to_owned()).or_default() += 1;
+                // The last line of one that was killed may be cut off.
+                let words: Vec<&str> = line.split(' ').collect();
+                if let [id, fence, _, at] = words[..]
+                    && let (Ok(id), Ok(fence), Ok(at)) = (id.parse(), fence.parse(), at.parse())
+                {
+                    by_id.entry(id).or_default().push((fence, at));
                 }
             }
         }
     }
-    (runs.values().sum(), runs.values().map(|n| n - 1).sum())
+    let mut runs = Runs::default();
+    for (id, mut of_one) in by_id {
+        // By their grants: one that was frozen may run an old one last.
+        of_one.sort_unstable();
+        runs.all += of_one.len() as u64;
+        for (fence, _) in &of_one[..of_one.len() - 1] {
+            match ends.get(&(id, *fence)) {
+                Some(true) => runs.failed_before += 1,
+                Some(false) => runs.lapsed_before += 1,
+                None => runs.forgotten += 1,
+            }
+        }
+    }
+    runs
 }
 
 /// What the verdict found.
@@ -36,6 +74,8 @@ pub struct Verdict {
     pub faults: Vec<String>,
     pub replay: Report,
     pub lost: u64,
+    /// How grants ended that did not end their task.
+    pub ends: Ends,
     /// Cancels that were accepted and then lost with a master.
     pub cancels_lost: u64,
 }
@@ -96,6 +136,11 @@ pub async fn judge(bench: &Bench, known: &Known, durable: bool) -> Verdict {
                 Move::Died => State::Dead,
                 Move::Expired => State::Expired,
                 Move::Skipped => State::Skipped,
+                Move::Retried | Move::Lost | Move::HandedBack => {
+                    let failed = event.cause == "fails at first";
+                    verdict.ends.extend(event.fence.map(|fence| ((event.id, fence), failed)));
+                    continue;
+                }
                 _ => continue,
             };
             ends.insert(event.id, end);

@@ -217,3 +217,55 @@ async fn bad_rows_are_told_by_line_and_column_and_the_good_ones_go_in() {
     assert!(lag.max.unwrap() < 60_000, "{lag:?}");
     town.check().await;
 }
+
+/// What is read from a file of events says of each line that is none what is the matter, in words.
+#[test]
+fn a_line_that_is_no_event_is_told_plainly() {
+    let program = program("redis://127.0.0.1:1", "mh");
+    for (line, said) in [
+        ("hello", "line 2 is no event: it is not JSON; `minutehand events tail --output json` writes"),
+        ("{\"at\":", "line 2 is no event: it ends too early; was the file cut off?"),
+        (
+            "{\"a\":1}",
+            "line 2 is no event: it needs `at`, `id`, `event`, `fence`, `executor` and `cause`, or `trimmed`",
+        ),
+        ("[1]", "line 2 is no event: it is JSON, but no object"),
+        (
+            "{\"at\":\"2026-01-01T00:00:00Z\",\"id\":\"x\",\"event\":\"claimed\",\"executor\":\"\",\"cause\":\"\"}",
+            "line 2 is no event: id: `x` is no task id",
+        ),
+    ] {
+        let ended = program.run_with(&["events", "replay", "-"], format!("\n{line}\n").as_bytes());
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        assert!(ended.err.contains(said), "{said}: {ended:?}");
+        assert!(!ended.err.contains("untagged") && !ended.err.contains("column"), "{ended:?}");
+    }
+    let none = program.run(&["events", "tail", "--type", "nonsense"]);
+    assert!(none.err.contains("handed_back, set_aside, lost"), "{none:?}");
+}
+
+/// What is printed for people has no JSON in it, and says why nothing was done.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lists_and_refusals_are_for_people() {
+    let town = Town::new(&[]).await;
+    let said = |words: &[&str]| {
+        let ended = town.program.run(words);
+        (ended.code, ended.out)
+    };
+    assert_eq!(said(&["dead", "list"]), (Some(0), "no dead letters\n".into()));
+    assert_eq!(said(&["dead", "list", "--queue", "q"]), (Some(0), "no dead letter fits\n".into()));
+    let nothing = (Some(0), "no dead letter fits; nothing was done\n".to_owned());
+    assert_eq!(said(&["dead", "delete", "--queue", "q", "--yes"]), nothing);
+    assert_eq!(said(&["dead", "redrive", "--all", "--yes"]), nothing);
+    let id = TaskId::new(minutehand::model::Minute(29_408_521), Bucket::new(0).unwrap(), 7).to_string();
+    let unknown = (Some(3), "0 of 1 deleted; 1 are not dead, or no longer\n".to_owned());
+    assert_eq!(said(&["dead", "delete", &id]), unknown);
+    town.program.json(&["queue", "set", "push", "--downstream", "apns"]);
+    town.program.json(&["downstream", "set", "apns", "--rate", "5/s", "--running", "2"]);
+    let (code, list) = said(&["downstream", "list"]);
+    let lines: Vec<&str> = list.lines().collect();
+    assert_eq!((code, lines.len()), (Some(0), 2), "{list}");
+    assert!(lines[0].starts_with("DOWNSTREAM  QUEUES  SET"), "{list}");
+    assert!(lines[1].starts_with("apns ") && lines[1].contains("running=2"), "{list}");
+    assert!(!list.contains(['{', '"']), "{list}");
+}

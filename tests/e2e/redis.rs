@@ -235,6 +235,82 @@ async fn who_starts_while_redis_is_in_trouble_waits_and_says_so() {
     assert_eq!(pod.stop(NEVER), Some(0), "{}", pod.log());
 }
 
+/// A cluster that is not put together yet, and one of which a part is missing: who starts waits, says why, and goes on by
+/// itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_starts_while_a_cluster_is_down_waits_and_says_so() {
+    let cluster = PrivateCluster::start(1, 0).await.unwrap();
+    let node = &cluster.masters[0];
+    set(node, &["CONFIG", "SET", "cluster-require-full-coverage", "yes"]);
+    set(node, &["CLUSTER", "FLUSHSLOTS"]);
+    let program = program(&cluster.url(), NAMESPACE);
+    let refused = program.run(&["submit", "--queue", "flights", "--output", "json"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    let message = refused.error()["message"].to_string();
+    assert!(message.contains("CLUSTERDOWN") && message.contains("slots"), "{message}");
+    let pod = program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
+    let executor = program.start("ex-1", &["work", "--queue", "flights", "--discard"]);
+    pod.until_said("waiting for redis; listening on http://", NEVER);
+    executor.until_said("cannot start yet", NEVER);
+    let (status, found) = causes(&pod);
+    assert!(status == 503 && found.iter().any(|cause| cause.contains("CLUSTERDOWN")), "{found:?}");
+    // All slots but one: the cluster does not answer yet, in its own words.
+    set(node, &["CLUSTER", "ADDSLOTSRANGE", "0", "16382"]);
+    until("the cluster's own words", NEVER, || {
+        let found = causes(&pod).1;
+        found.iter().any(|cause| cause.contains("CLUSTERDOWN The cluster is down")).then_some(())
+    });
+    assert_eq!(http(&pod, "/healthz").0, 200);
+    set(node, &["CLUSTER", "ADDSLOTS", "16383"]);
+    pod.until_said("pod starts", NEVER);
+    executor.until_said("executor runs", NEVER);
+    for n in 0..3 {
+        let done = program.json(&["submit", "--queue", "flights", "--key", &format!("k{n}")]);
+        assert_eq!(done["created"], true, "{done}");
+    }
+    until("all have succeeded", NEVER, || {
+        (program.json(&["status"])["counts"]["succeeded"] == 3).then_some(())
+    });
+    for process in [&pod, &executor] {
+        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    }
+}
+
+/// Redis stops for longer than leases last, while everything runs. What ends before its lease does is reported once Redis
+/// is back, and is not taken for lost before it could be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_longer_than_leases_lets_nothing_run_twice() {
+    const JOBS: usize = 8;
+    let settings = [
+        ("defaults.lease", "2s"),
+        ("defaults.dispatch_timeout", "2s"),
+        ("pod.lock", "1s"),
+        ("pod.poll", "300ms"),
+    ];
+    let town = Town::of(Bed::own_durable().await.unwrap(), &settings).await;
+    let diary = Diary::new(&town);
+    let pods = [town.pod("pod-1"), town.pod("pod-2")];
+    let job = format!("{}; sleep 1", diary.command());
+    let executor = town.executor("ex-1", &["--slots", "8", "--exec", &job]);
+    town.until_members(2, 1).await;
+    town.client.submit_batch(tasks(JOBS as i64, 1)).await.unwrap();
+    let begun = || std::fs::read_to_string(&diary.path).is_ok_and(|text| text.lines().count() == JOBS);
+    until("all have begun", NEVER, || begun().then_some(()));
+    town.bed().server().kill9();
+    // Two leases; the jobs end in the first of them.
+    tokio::time::sleep(Duration::from_millis(4_000)).await;
+    town.bed().server().restart().await.unwrap();
+    town.until_succeeded(JOBS as i64).await;
+    let lives = town.lives().await;
+    assert!(lives.values().all(|life| *life == (1, 1)), "granted and accepted: {lives:?}");
+    let runs = diary.runs();
+    assert_eq!((runs.len(), distinct(runs.iter().map(|run| &run.task))), (JOBS, JOBS));
+    town.check().await;
+    for process in pods.iter().chain([&executor]) {
+        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_milliseconds_on_every_call() {
     let bed = Bed::own_server(Default::default()).await.unwrap();

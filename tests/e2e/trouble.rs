@@ -83,7 +83,16 @@ async fn redis_dies_and_comes_back_in_mid_run() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_wake_ups_cost_a_poll_at_most() {
-    const ROUNDS: usize = 10;
+    lost_wake_ups(10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "half a minute: make cases"]
+async fn a_hundred_lost_wake_ups_cost_a_poll_each_at_most() {
+    lost_wake_ups(100).await;
+}
+
+async fn lost_wake_ups(rounds: usize) {
     let town = Town::new(&[]).await;
     let _executor = town.executor("ex-1", &["--discard"]);
     let _pod = town.pod("pod-1");
@@ -102,7 +111,7 @@ async fn lost_wake_ups_cost_a_poll_at_most() {
     town.client.submit_batch(tasks(0)).await.unwrap();
     let mut done = 16;
     town.until_succeeded(done).await;
-    for round in 1..=ROUNDS {
+    for round in 1..=rounds {
         town.redis.on_each(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         town.client.submit_batch(tasks(round)).await.unwrap();
         done += 16;

@@ -1,6 +1,7 @@
 //! Reaching Redis in every shape it comes in, and what happens when it goes away.
 
 use std::future::Future;
+use std::net::ToSocketAddrs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -639,6 +640,40 @@ async fn a_sentinels_new_master_is_followed() {
     println!("followed after {took:?}");
     until("the new master takes writes", || async { echo(&store, "a", "x").await.is_ok() }).await;
     publish_until_heard(&store, &mut subscription, "after").await;
+}
+
+/// A sentinel says it once that the master is another. Who did not listen just then must ask; else its writes would go to
+/// the old master until that is told, some eight seconds later, and be lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_master_is_found_by_who_did_not_listen_to_the_sentinel() {
+    let fleet = PrivateSentinel::start().await.expect("a fleet");
+    let sentinel = ("127.0.0.1", fleet.sentinels[0].port().expect("a port"));
+    let addr = sentinel.to_socket_addrs().expect("an address").next().expect("one");
+    let proxy = FaultProxy::start(Behind::Tcp(addr)).await.expect("a proxy");
+    let store = connect(format!("redis-sentinel://{}?sentinelServiceName=minutehand", proxy.addr())).await;
+    basics(&store, "a").await;
+    let accepted = proxy.accepted();
+    proxy.set(Fault { half_open: true, ..Fault::default() });
+    proxy.cut();
+    until("it has come back to a sentinel that says nothing", || async { proxy.accepted() > accepted }).await;
+    let replica = fleet.replica.port().expect("a port").to_string();
+    fleet.sentinels[0].run(&["SENTINEL", "FAILOVER", "minutehand"]).expect("a failover");
+    for sentinel in &fleet.sentinels {
+        let ask = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "minutehand"];
+        until("the sentinels agree", || async {
+            sentinel.run(&ask).is_ok_and(|told| format!("{told:?}").contains(&replica))
+        })
+        .await;
+    }
+    proxy.set(Fault::default());
+    proxy.cut();
+    let took = until("the new master is used", || async {
+        let told = store.command("CONFIG GET", At::Any, vec!["port".into()]).await;
+        told.is_ok_and(|reply| format!("{reply:?}").contains(&replica))
+    })
+    .await;
+    println!("found after {took:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}: the old master was left only when it had been told");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -66,6 +66,39 @@ async fn leases_do_not_stand_still_after_a_leap_ahead_and_back() {
     }
 }
 
+/// While Redis is away neither outcomes nor renewals arrive. Whoever is back first must not take for lost what executors
+/// are about to report.
+#[tokio::test]
+async fn leases_do_not_lapse_the_moment_pods_are_back_from_an_outage() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    task(&space, "push", T0).await;
+    task(&space, "push", T0).await;
+    let mut granted = at(&space, T0, T0).await.tasks;
+    start(&space, &granted[0]).await;
+    let visit = async |now: i64| at(&space, now, now).await;
+    // A pod that is a permit late pauses nothing.
+    let lapsed = T0 + limits::DISPATCH_TIMEOUT_MS + 1_000;
+    visit(lapsed - 2 * limits::LOCK_MS).await;
+    assert_eq!(visit(lapsed - limits::LOCK_MS).await.reaped, 0);
+    let again = visit(lapsed).await;
+    assert_eq!((again.reaped, again.tasks.len()), (1, 1), "the one that was never started");
+    // Nobody comes for a lease and more. The first who does waits a moment, and so does everybody else.
+    granted[1] = again.tasks.into_iter().next().unwrap();
+    let back = lapsed + LEASE + 10_000;
+    assert_eq!(visit(back).await.reaped, 0);
+    assert_eq!(visit(back + limits::RETURN_MS - 1).await.reaped, 0);
+    // The first outcome arrives in time; who does not come back is reaped.
+    ack_done(&space, &granted[..1]).await;
+    assert_eq!(visit(back + limits::RETURN_MS).await.reaped, 1);
+    assert_eq!(read::get(&space, granted[0].id).await.unwrap().unwrap().state, State::Succeeded);
+    // A leap ahead that is found at the same time pauses for longer, as ever.
+    let leapt = back + limits::RETURN_MS + 100_000;
+    assert_eq!(at(&space, leapt, leapt - 50_000).await.leap_ms, 50_000);
+    assert_eq!(visit(leapt + limits::RETURN_MS).await.reaped, 0);
+    sound(&space).await;
+}
+
 #[tokio::test]
 async fn a_clock_that_was_ahead_is_caught_up_with() {
     let bed = Bed::shared().await.unwrap();

@@ -25,6 +25,7 @@ mod fleet;
 mod foreign;
 mod freeze;
 mod http;
+mod inbox;
 mod intake;
 mod journal;
 mod leap;
