@@ -35,10 +35,14 @@ local function key_end(id, o)
   call('ZADD', P .. 'agenda', hour * 60, 'k' .. hour)
 end
 -- Ends one task for good: spec, place record, key, timer. Place, run and counters are the caller's.
-local function finish(id, spec, letter, fence, text)
-  specs_drop(shelf(id), { id })
-  call('HDEL', P .. 'at', id)
-  call('HDEL', P .. 'tries', id)
+-- With `apart`, spec and place record are the caller's too, and so is that it is remembered: many go in one call.
+local function finish(id, spec, letter, fence, text, apart)
+  if not apart then
+    specs_drop(shelf(id), { id })
+    call('HDEL', P .. 'at', id)
+    call('HDEL', P .. 'tries', id)
+    remember(id .. letter .. fence)
+  end
   local version, flags = byte(spec, 1, 2)
   if flags % 16 ~= 0 then
     local o = spec_options(spec)
@@ -47,7 +51,6 @@ local function finish(id, spec, letter, fence, text)
   end
   if version > 2 then tally_bound(spec, -1) end
   if flags % 4 >= 2 then turns().ended(id, spec) end
-  remember(id .. letter .. fence)
   -- Specs above version 4 are of tasks whose end somebody wants to hear of.
   if version > 4 then announce(id, spec, letter, fence, text) end
 end

@@ -787,15 +787,10 @@ impl Size {
 /// What may be fetched ahead when a run takes `run_ms` on average: nothing when runs are long or not
 /// known yet, else the work of 20 ms.
 fn prefetch(size: Size, run_ms: Option<f64>) -> u32 {
-    ahead(size.slots, size.prefetch, run_ms)
-}
-
-/// The same by its parts.
-pub(super) fn ahead(slots: u32, most: u32, run_ms: Option<f64>) -> u32 {
     match run_ms {
         Some(ms) if ms < PREFETCH_MS => {
-            let ahead = f64::from(slots) * PREFETCH_MS / ms.max(0.001);
-            if ahead >= f64::from(most) { most } else { ahead as u32 }
+            let ahead = f64::from(size.slots) * PREFETCH_MS / ms.max(0.001);
+            if ahead >= f64::from(size.prefetch) { size.prefetch } else { ahead as u32 }
         }
         Some(_) | None => 0,
     }

@@ -8,6 +8,8 @@ use crate::store::Subscription;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+/// Work that is fetched ahead of a worker's free slots, in time: covers the way from "there is room" to the next offer.
+const AHEAD_MS: f64 = 20.0;
 /// A worker that has not asked for so long is not coming back for what was fetched ahead for it: five times as long as
 /// what is fetched ahead should last.
 pub(super) const LATE: Duration = Duration::from_millis(100);
@@ -71,7 +73,7 @@ impl Known {
     /// It asks. Answers how many tasks may be fetched ahead for it: the work of 20 ms, like any executor.
     pub fn asks(&mut self, in_hand: u32, now: Instant) -> u32 {
         (self.looked, self.in_hand) = (now, in_hand);
-        self.ahead = hands::ahead(self.worker.slots, hands::PREFETCH_MAX, self.run_ms);
+        self.ahead = ahead(self.worker.slots, self.run_ms);
         self.ahead
     }
 
@@ -168,6 +170,12 @@ pub(super) struct Chores {
     pub recall: bool,
     /// There may be more to do soon.
     pub more: bool,
+}
+
+/// What may be fetched ahead when a run takes `run_ms` on average: nothing when runs are long or not known yet.
+fn ahead(slots: u32, run_ms: Option<f64>) -> u32 {
+    let Some(ms) = run_ms.filter(|ms| *ms < AHEAD_MS) else { return 0 };
+    (f64::from(slots) * AHEAD_MS / ms.max(0.001)).min(f64::from(hands::PREFETCH_MAX)) as u32
 }
 
 #[cfg(test)]
