@@ -1,5 +1,5 @@
 -- lib/ends: idempotency keys of a whole batch of tasks that end.
--- Of tasks that have a key, at home and without a deadline: what is to be written, by hash
+-- Of tasks that have a key and still their specs: what is to be written, by hash
 -- and by hour. Reads and checks only; keys_end writes.
 local function keys_ending(ids)
   local by, shards, ends, times = {}, {}, { hashes = {}, hours = {} }, {}

@@ -135,7 +135,7 @@ end
 if n_past > 0 then hits = recall(past, n_past, 12, 16777216) end
 local done, homes, away, ended, recent, rares = {}, {}, {}, {}, {}, {}
 local bins, worst, succeeded, cancelled, skipped, pending, dead = {}, '-----', 0, 0, 0, 0, 0
-local gone, moved, counts_any = {}, {}, false
+local gone, moved, timers, with_key, counts_any = {}, {}, {}, {}, false
 for i = 1, n do
   local row, said, r, id = row_of(i), said_of(i), found[i], ids[i]
   local outcome = sub(row, 35, 35)
@@ -173,7 +173,8 @@ for i = 1, n do
         done[#done + 1] = id
       else
         local spec = specs[i]
-        if spec then finish(id, spec, final, sub(row, 17, 24), final == 'K' and 'too late to start' or nil, true) end
+        if spec then finish(id, spec, final, sub(row, 17, 24), final == 'K' and 'too late to start' or nil, timers) end
+        if spec and byte(spec, 2) % 2 == 1 then with_key[#with_key + 1] = id end
         -- Where it was not at home, that was noted.
         if bits >= 4 then moved[#moved + 1] = id end
         done[#done + 1] = id
@@ -222,6 +223,8 @@ for i = 1, n do
     end
   end
 end
+if with_key[1] then keys_end(keys_ending(with_key)) end
+for timer, late in pairs(timers) do call('ZREM', timer, unpack(late)) end
 for m, h in pairs(homes) do specs_drop(m, h) end
 if #moved > 0 then
   call('HDEL', P .. 'at', unpack(moved))
