@@ -1,4 +1,4 @@
-//! Ten short programs. `cargo run --example sdk -- hello --redis redis://127.0.0.1:6379`; without a name, all of
+//! Eleven short programs. `cargo run --example sdk -- hello --redis redis://127.0.0.1:6379`; without a name, all of
 //! them. Each has a scheduler of its own in this process; `minutehand dev` gives a Redis to try them with.
 
 #[path = "programs.rs"]

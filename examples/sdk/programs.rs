@@ -19,6 +19,8 @@ mod later;
 mod layers;
 #[path = "once.rs"]
 mod once;
+#[path = "outcomes.rs"]
+mod outcomes;
 #[path = "stream.rs"]
 mod stream;
 #[path = "typed.rs"]
@@ -29,7 +31,7 @@ mod until;
 type Program = fn(String, String) -> Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
 
 /// All programs; each takes the URL of a Redis and a namespace.
-pub const ALL: [(&str, Program); 10] = [
+pub const ALL: [(&str, Program); 11] = [
     ("hello", |redis, namespace| Box::pin(hello::run(redis, namespace))),
     ("later", |redis, namespace| Box::pin(later::run(redis, namespace))),
     ("typed", |redis, namespace| Box::pin(typed::run(redis, namespace))),
@@ -39,5 +41,6 @@ pub const ALL: [(&str, Program); 10] = [
     ("cancel", |redis, namespace| Box::pin(cancel::run(redis, namespace))),
     ("layers", |redis, namespace| Box::pin(layers::run(redis, namespace))),
     ("labels", |redis, namespace| Box::pin(labels::run(redis, namespace))),
+    ("outcomes", |redis, namespace| Box::pin(outcomes::run(redis, namespace))),
     ("stream", |redis, namespace| Box::pin(stream::run(redis, namespace))),
 ];

@@ -1,5 +1,6 @@
--- lib/ended: the end of a whole batch of tasks that have a key, at home and without a deadline.
--- What is to be written, by hash and by hour. Reads and checks only; keys_end writes.
+-- lib/ended: idempotency keys of a whole batch of tasks that end.
+-- Of tasks that have a key and still their specs: what is to be written, by hash and by hour. Reads and checks only;
+-- keys_end writes.
 local function keys_ending(ids)
   local by, shards, ends, times, values = {}, {}, { hashes = {}, hours = {} }, {}, key_values()
   for _, id in ipairs(ids) do

@@ -34,19 +34,29 @@ local function key_end(id, o)
   call('ZADD', P .. 'agenda', hour * 60, 'k' .. hour)
 end
 -- Ends one task for good: spec, place record, key, timer. Place, run and counters are the caller's.
-local function finish(id, spec, letter, fence, text)
-  specs_drop(shelf(id), { id })
-  call('HDEL', P .. 'at', id)
-  call('HDEL', P .. 'tries', id)
+-- With `apart`, spec, place record and key are the caller's too, and that it is remembered; and so are timers, which are put
+-- into it: key -> ids. Many go in one call.
+local function finish(id, spec, letter, fence, text, apart)
+  if not apart then
+    specs_drop(shelf(id), { id })
+    call('HDEL', P .. 'at', id)
+    call('HDEL', P .. 'tries', id)
+    remember(id .. letter .. fence)
+  end
   local version, flags = byte(spec, 1, 2)
   if flags % 16 ~= 0 then
     local o = spec_options(spec)
-    if o.key then key_end(id, o) end
-    if o.deadline then call('ZREM', P .. 'timer:' .. format('%.0f', floor(o.deadline / 60000)), id) end
+    local timer = o.deadline and P .. 'timer:' .. format('%.0f', floor(o.deadline / 60000))
+    if not apart then
+      if o.key then key_end(id, o) end
+      if timer then call('ZREM', timer, id) end
+    elseif timer then
+      local ids = apart[timer] or {}
+      apart[timer], ids[#ids + 1] = ids, id
+    end
   end
   if version > 2 then tally_bound(spec, -1) end
   if flags % 4 >= 2 then turns().ended(id, spec) end
-  remember(id .. letter .. fence)
   -- Specs above version 4 are of tasks whose end somebody wants to hear of.
   if version > 4 then announce(id, spec, letter, fence, text) end
 end

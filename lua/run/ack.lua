@@ -135,7 +135,7 @@ end
 if n_past > 0 then hits = recall(past, n_past, 12, 16777216) end
 local done, homes, away, ended, recent, rares = {}, {}, {}, {}, {}, {}
 local bins, worst, succeeded, cancelled, skipped, pending, dead = {}, '-----', 0, 0, 0, 0, 0
-local gone, counts_any = {}, false
+local gone, moved, timers, with_key, counts_any = {}, {}, {}, {}, false
 for i = 1, n do
   local row, said, r, id = row_of(i), said_of(i), found[i], ids[i]
   local outcome = sub(row, 35, 35)
@@ -159,21 +159,24 @@ for i = 1, n do
     local final = flagged and 'C' or (ENDS[outcome] and outcome)
     if final then
       if all_bits >= 8 then tally_end(id, specs[i], r, final == 'S' and 's' or nil) end
+      local m = shelf(id)
+      local h = homes[m]
+      if not h then
+        h = {}
+        homes[m] = h
+      end
+      h[#h + 1] = id
+      recent[#recent + 1] = id .. final .. sub(row, 17, 24)
       if bits == 0 then
-        local m = shelf(id)
-        local h = homes[m]
-        if not h then
-          h = {}
-          homes[m] = h
-        end
-        h[#h + 1] = id
-        recent[#recent + 1] = id .. final .. sub(row, 17, 24)
         if all_bits >= 32 then tally(sub(r, 37, 39), 'b', -1) end
         if all_bits % 32 >= 16 and specs[i] then turns().ended(id, specs[i]) end
         done[#done + 1] = id
       else
         local spec = specs[i]
-        if spec then finish(id, spec, final, sub(row, 17, 24), final == 'K' and 'too late to start' or nil) end
+        if spec then finish(id, spec, final, sub(row, 17, 24), final == 'K' and 'too late to start' or nil, timers) end
+        if spec and byte(spec, 2) % 2 == 1 then with_key[#with_key + 1] = id end
+        -- Where it was not at home, that was noted.
+        if bits >= 4 then moved[#moved + 1] = id end
         done[#done + 1] = id
       end
       if final == 'K' then rares[#rares + 1] = rare(id, run_grant(r), 'K', 0, 'too late: ' .. who .. ' got it after its latest start')
@@ -220,7 +223,13 @@ for i = 1, n do
     end
   end
 end
+if with_key[1] then keys_end(keys_ending(with_key)) end
+for timer, late in pairs(timers) do call('ZREM', timer, unpack(late)) end
 for m, h in pairs(homes) do specs_drop(m, h) end
+if #moved > 0 then
+  call('HDEL', P .. 'at', unpack(moved))
+  call('HDEL', P .. 'tries', unpack(moved))
+end
 if #done > 0 then call('HDEL', run, unpack(done)) end
 if #recent > 0 then remember(table.concat(recent)) end
 local left = succeeded + cancelled + skipped + pending + dead + #away

@@ -1,4 +1,4 @@
-//! The ten programs of `examples/sdk`, on a real server.
+//! The programs of `examples/sdk`, on a real server.
 
 #[path = "../../examples/sdk/programs.rs"]
 mod programs;

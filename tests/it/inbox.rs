@@ -36,7 +36,7 @@ async fn a_take_of_ten_gives_the_three_that_are_there_once() {
     assert!(member::take(&space, "ex", ask).await.unwrap().offers.is_empty());
     let rows: Vec<_> = offers.iter().map(Offer::encode).collect();
     let answer = member::offer(&space, "p", "ex", &[], &rows, 0, 0).await.unwrap();
-    assert_eq!(answer, OfferAnswer::Accepted { urgent: 0, normal: 3, reserved: 0, free: 7 });
+    assert_eq!(answer, OfferAnswer::Accepted { urgent: 0, normal: 3, reserved: 0, free: 7, spare: 0 });
     assert_eq!(member::take(&space, "ex", ask).await.unwrap().offers, offers);
     for _ in 0..3 {
         let taken = member::take(&space, "ex", Take { in_hand: 3, ..ask }).await.unwrap();
