@@ -92,7 +92,7 @@ pub const AWAY_MS: i64 = 2_000;
 /// How long leases do not lapse once somebody is back there: what kept the pods away kept outcomes and renewals away as
 /// well, and these come back with pauses of up to [`RECONNECT_MAX_MS`], for the connection and for the call.
 /// `lua/due/claim.lua` has the same.
-pub const RETURN_MS: i64 = 2_000;
+pub const RETURN_MS: i64 = 4_000;
 /// A pod or executor silent for this long is lost.
 pub const LOST_AFTER_MS: i64 = 9_000;
 /// Longest sleep of a claim loop: the poll that backs up every wake-up.
@@ -340,7 +340,7 @@ pub const CALL_RETRIES_MAX: u32 = 5;
 
 const _: () = assert!(BATCH_MAX_ROWS * 2 < 7_000, "a batch of pairs must fit Lua's unpack");
 const _: () = assert!(ACK_MAX_WEIGHT <= BATCH_MAX_ROWS && SINGLE_MAX_ROWS <= BATCH_MAX_ROWS);
-const _: () = assert!(RETURN_MS >= 2 * RECONNECT_MAX_MS as i64, "who was away has found back by then");
+const _: () = assert!(RETURN_MS >= 4 * RECONNECT_MAX_MS as i64, "who was away has found back by then");
 const _: () = assert!(AWAY_MS >= 2 * POLL_MS, "a late poll is no absence");
 const _: () = assert!(LOST_AFTER_MS >= 3 * HEARTBEAT_MS, "two lost heartbeats must not kill");
 const _: () = assert!(POLL_MS < LOCK_MS, "a sleeping pod must wake up before its permit ends");

@@ -140,7 +140,7 @@ end
 -- the pods away kept outcomes and renewals away as well.
 local leap, pause = 0, tonumber(meta[5] or 0)
 if ARGV[13] ~= '' then
-  local AWAY_MS, RETURN_MS = 2000, 2000
+  local AWAY_MS, RETURN_MS = 2000, 4000
   local off, away, till = now - tonumber(ARGV[13]), lnow - clock, 0
   if off > 5000 or off < -5000 then leap = off end
   if off > 5000 then till = lnow + lease_ms
