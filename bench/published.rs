@@ -154,7 +154,8 @@ fn dramatiq() -> Result<Found, Failure> {
         )?;
     }
     let py = home().join("py/bin");
-    done(Command::new(py.join("pip")).args(["install", "--quiet"]).args(DRAMATIQ_PACKAGES))?;
+    let pip = ["-m", "pip", "install", "--quiet"];
+    done(Command::new(py.join("python")).args(pip).args(DRAMATIQ_PACKAGES))?;
     let (_redis, port) = server()?;
     Proxy::start(REDIS_PORT, port).map_err(taken(REDIS_PORT))?;
     let mut memcached = Command::new("memcached");
