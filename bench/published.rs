@@ -1,4 +1,4 @@
-//! The benchmarks that other schedulers publish themselves, run as they are, and the same work by ours.
+//! The benchmarks that other schedulers publish themselves, run as they are, and as many tasks that do nothing by ours.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -99,7 +99,7 @@ fn number(text: &str, before: &str, after: &str) -> Result<f64, Failure> {
     })
 }
 
-/// Ours on the same work: put in, and worked off from an own start of the worker; seconds from that on.
+/// As many tasks of ours, which do nothing: put in, and worked off from an own start of the worker; seconds from that on.
 fn ours(port: u16, jobs: i64, ready: impl FnOnce()) -> Result<f64, Failure> {
     Running::start(&Kind::Own, "produce", &[port.into(), jobs, 0, 0])?.result(PATIENCE)?;
     ready();
@@ -154,7 +154,8 @@ fn dramatiq() -> Result<Found, Failure> {
         )?;
     }
     let py = home().join("py/bin");
-    done(Command::new(py.join("pip")).args(["install", "--quiet"]).args(DRAMATIQ_PACKAGES))?;
+    let pip = ["-m", "pip", "install", "--quiet"];
+    done(Command::new(py.join("python")).args(pip).args(DRAMATIQ_PACKAGES))?;
     let (_redis, port) = server()?;
     Proxy::start(REDIS_PORT, port).map_err(taken(REDIS_PORT))?;
     let mut memcached = Command::new("memcached");

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use minutehand::clock;
+
 /// Listens until the process ends.
 #[derive(Debug, Clone)]
 pub struct Proxy {
@@ -51,7 +53,7 @@ impl Proxy {
         std::thread::spawn(move || {
             let mut buffer = vec![0; 1 << 16];
             while let Ok(n @ 1..) = from.read(&mut buffer) {
-                let at = Instant::now() + Duration::from_micros(delay.load(Ordering::Relaxed));
+                let at = clock::mono() + Duration::from_micros(delay.load(Ordering::Relaxed));
                 if send.send((at, buffer[..n].to_vec())).is_err() {
                     return;
                 }
@@ -59,7 +61,7 @@ impl Proxy {
         });
         std::thread::spawn(move || {
             for (at, bytes) in late {
-                std::thread::sleep(at.saturating_duration_since(Instant::now()));
+                std::thread::sleep(at.saturating_duration_since(clock::mono()));
                 if to.write_all(&bytes).is_err() {
                     break;
                 }
