@@ -148,8 +148,10 @@ async fn share(redis: &mut Redis, seconds: i64) -> Result<(f64, f64), Failure> {
     let each_second = i64::from(SLOTS) * 1_000 / BUSY_MS as i64 * 11 / 10;
     submit(running.client(), "load", Priority::P5, std::iter::repeat_n(begin, each_second as usize * 20))
         .await?;
-    let dues = (0..each_second * seconds).map(|n| begin + n * 1_000 / each_second);
-    submit(running.client(), "probe", Priority::P0, dues).await?;
+    let mut dues: Vec<_> = (0..each_second * seconds).map(|n| begin + n * 1_000 / each_second).collect();
+    // A batch of rows goes into one bucket: in order of their times P0 would fill one bucket after the other.
+    fastrand::Rng::with_seed(7).shuffle(&mut dues);
+    submit(running.client(), "probe", Priority::P0, dues.into_iter()).await?;
     tokio::time::sleep(space.clock().until_ms(begin + seconds * 1_000)).await;
     let (from, to) = (begin * 1_000, (begin + seconds * 1_000) * 1_000);
     let starts: Vec<_> =
