@@ -87,6 +87,7 @@ async fn leases_do_not_lapse_the_moment_pods_are_back_from_an_outage() {
     granted[1] = again.tasks.into_iter().next().unwrap();
     let back = lapsed + LEASE + 10_000;
     assert_eq!(visit(back).await.reaped, 0);
+    assert_eq!(visit(back + limits::RETURN_MS / 2).await.reaped, 0);
     assert_eq!(visit(back + limits::RETURN_MS - 1).await.reaped, 0);
     // The first outcome arrives in time; who does not come back is reaped.
     ack_done(&space, &granted[..1]).await;
