@@ -20,9 +20,9 @@
 --         placement keys, brings back <= 16 tasks of each
 -- events  claimed, set aside, lost, retried, died, cancelled, expired, skipped, repaired, deleted
 -- memory  allow-oom
+local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 -- Most that one visit ripens, looks into and sets aside. (In one table: Lua allows a function 200 names.)
 local MOST = { ripen = 2000, sets = 32, new_sets = 8, lanes = 64, sift = 2000 }
-local pod, permit, nonce = ARGV[2], ARGV[3], ARGV[5]
 local limit, normal_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 local lock_ms, dispatch_ms, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]) or tonumber(string.match(ARGV[11], '^%d+')), tonumber(ARGV[12])
 local lock, run, counts, agenda, leases = P .. 'lock', P .. 'run', P .. 'counts', P .. 'agenda', P .. 'leases'
