@@ -2,7 +2,7 @@
 -- moves   pending -> running | skipped; lapsed running -> pending | dead | cancelled; timers -> expired
 -- keys    1 {tag}:meta   2 {tag}:never   (the rest derives from the tag)
 -- args    1 now_ms or ""  2 pod  3 permit (16)  4 call id (16)  5 nonce (10)  6 limit  7 limit of P2 to P5
---         8 bytes  9 holders  10 lock_ms  11 dispatch_ms, and ;group ms for each queue with one of its own  12 lease_ms  13 now expected by the caller, or ""
+--         8 bytes  9 holders  10 lock_ms  11 dispatch_ms, and ;group ms for each queue with one of its own  12 lease_ms  13 now expected by the caller, "away" if it is new here and was away itself, or ""
 --         14 chance 0..1  15 bytes of events  16 dead letters: ms  17 dead letters: rows  18-23 weights: a number, or number + ms after which it doubles, and ;group weight for each queue with one of its own
 --         24 quota of a queue (-1: may not be claimed)  25 its quota of P2 to P5  26 signature of the -1 quotas
 --         27 look-ahead ms: what is due so soon is granted too, if all of it may go
@@ -141,7 +141,7 @@ end
 local leap, pause = 0, tonumber(meta[5] or 0)
 if ARGV[13] ~= '' then
   local AWAY_MS, RETURN_MS = 2000, 4000
-  local off, away, till = now - tonumber(ARGV[13]), lnow - clock, 0
+  local off, away, till = now - (tonumber(ARGV[13]) or now), lnow - clock, 0
   if off > 5000 or off < -5000 then leap = off end
   if off > 5000 then till = lnow + lease_ms
   elseif running > 0 and clock > 0 and away > AWAY_MS and away > lock_ms then till = lnow + RETURN_MS end

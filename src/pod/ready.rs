@@ -20,6 +20,8 @@ pub struct Readiness {
 #[derive(Debug, Default)]
 struct Inner {
     worked: Option<Instant>,
+    /// Since when all has succeeded.
+    well_since: Option<Instant>,
     /// Newest last, each cause once.
     causes: VecDeque<(Instant, Cow<'static, str>)>,
 }
@@ -47,17 +49,24 @@ impl Readiness {
     pub fn worked(&self, now: Instant) {
         let mut inner = self.inner.lock();
         inner.worked = inner.worked.max(Some(now));
+        inner.well_since.get_or_insert(now);
     }
 
     /// Work failed at `now`, for this cause. Forgotten after the limit.
     pub fn failing(&self, now: Instant, cause: impl Into<Cow<'static, str>>) {
         let cause = cause.into();
         let mut inner = self.inner.lock();
+        inner.well_since = None;
         inner.causes.retain(|(_, known)| *known != cause);
         if inner.causes.len() >= limits::READY_CAUSES_MAX {
             inner.causes.pop_front();
         }
         inner.causes.push_back((now, cause));
+    }
+
+    /// For how long work has succeeded and nothing failed; no time at all before the first success.
+    pub fn well_for(&self, now: Instant) -> Duration {
+        self.inner.lock().well_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
     /// What holds at `now`.
@@ -98,14 +107,17 @@ mod tests {
             ready.report(at(0)),
             ReadyReport { ready: false, last_work_age_ms: None, limit_ms: 1_000, causes: vec![] }
         );
+        assert_eq!(ready.well_for(at(9)), Duration::ZERO);
         ready.worked(at(10));
         ready.worked(at(5)); // late news of an older success changes nothing
+        assert_eq!(ready.well_for(at(510)), Duration::from_millis(500));
         assert!(ready.report(at(1_010)).ready);
         assert_eq!(ready.report(at(1_010)).last_work_age_ms, Some(1_000));
         assert!(!ready.report(at(1_011)).ready);
         ready.failing(at(1_100), "redis: timed out");
         ready.failing(at(1_200), "redis: refused");
         ready.failing(at(1_300), "redis: timed out");
+        assert_eq!(ready.well_for(at(1_300)), Duration::ZERO);
         assert_eq!(ready.report(at(1_300)).causes, ["redis: timed out", "redis: refused"]);
         assert_eq!(ready.report(at(2_250)).causes, ["redis: timed out"]);
         for n in 0..100 {

@@ -8,7 +8,7 @@ use crate::clock;
 use crate::limits;
 use crate::metric;
 use crate::model::{Bucket, UnixMs};
-use crate::store::due::{self, Claim, ClaimAnswer, Claimed};
+use crate::store::due::{self, Claim, ClaimAnswer, Claimed, Expected};
 use crate::store::{StoreError, member};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,6 +20,8 @@ use tokio_util::sync::CancellationToken;
 const REPEATS_MAX: u32 = 3;
 /// Room that each claim asks for at least.
 const EXPECTED_MIN: u32 = 32;
+/// A pod that has worked for so long without a failure is not just back from an outage: by then leases lapse again.
+const WELL_AFTER: Duration = Duration::from_millis(limits::RETURN_MS as u64 + 1_000);
 /// First wait after a failed claim; doubled up to [`limits::RECONNECT_MAX_MS`].
 const BACKOFF_MIN_MS: u64 = 20;
 /// A loop that another pod kept out looks again at least this often.
@@ -153,9 +155,7 @@ impl Loop {
         let buckets = usize::from(spread.buckets.max(1)) + spread.closing.len();
         self.claim.events_max_bytes = limits::EVENTS_MAX_BYTES / buckets;
         self.claim.dead_keep_rows = limits::DEAD_KEEP_ROWS.div_ceil(buckets);
-        // Time that a test holds leaps, and is meant to.
-        self.claim.expected_now =
-            self.seen.filter(|_| !shared.space.holds_time()).map(|(now, at)| now.plus(clock::elapsed_ms(at)));
+        self.claim.expected = self.expected();
         let view = Arc::clone(&shared.view.borrow());
         let held_us = shared.space.clock().held_us();
         if held_us != std::mem::replace(&mut self.held_us, held_us) {
@@ -230,6 +230,20 @@ impl Loop {
             shared.dispatcher.seek_room(&shared);
         }
         next
+    }
+
+    /// What this loop knows of Redis's time. One that is new to its bucket cannot tell whether others were kept away from
+    /// it as well; it takes that for granted where its pod was. (Not always: buckets of dead pods need not wait.)
+    fn expected(&self) -> Expected {
+        if self.shared.space.holds_time() {
+            // Time that a test holds leaps, and is meant to.
+            return Expected::Nothing;
+        }
+        match self.seen {
+            Some((now, at)) => Expected::Now(now.plus(clock::elapsed_ms(at))),
+            None if self.shared.ready.well_for(clock::mono()) < WELL_AFTER => Expected::Away,
+            None => Expected::Nothing,
+        }
     }
 
     /// Asks again with the same call id while the fate of a claim is open: what it granted is then answered.

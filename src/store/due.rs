@@ -116,9 +116,8 @@ pub struct Claim {
     /// Grants too what is due within so many ms, at most [`limits::LOOK_AHEAD_MAX_MS`], if all of it may go; whoever
     /// gets it must hold it until then.
     pub ahead_ms: i64,
-    /// Redis's time as the caller's monotonic clock expects it; nothing when it has no idea. Where it has, leases do not
-    /// lapse for [`limits::RETURN_MS`] once somebody is back in a bucket that was left for [`limits::AWAY_MS`].
-    pub expected_now: Option<UnixMs>,
+    /// What the caller knows of the time.
+    pub expected: Expected,
     /// Shares of P0 to P5.
     pub weights: [u32; 6],
     /// Those of queues that have weights of their own, by code; at most [`limits::QUOTAS_MAX`] count.
@@ -142,6 +141,18 @@ pub struct Claim {
     pub dead_keep_rows: usize,
 }
 
+/// What a caller of a claim knows of the time. Where it knows something, leases do not lapse for
+/// [`limits::RETURN_MS`] once somebody is back in a bucket with running tasks that was left for [`limits::AWAY_MS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// Redis's time as its monotonic clock expects it, from an earlier claim of this bucket: with it a leap is seen.
+    Now(UnixMs),
+    /// It is new to the bucket, and was itself kept away from Redis until lately.
+    Away,
+    /// Nothing.
+    Nothing,
+}
+
 impl Claim {
     /// A claim with the default limits.
     pub fn new(pod: &str, permit: [u8; 16]) -> Self {
@@ -159,7 +170,7 @@ impl Claim {
             own_dispatch: Arc::default(),
             lease_ms: limits::LEASE_MS,
             ahead_ms: 0,
-            expected_now: None,
+            expected: Expected::Nothing,
             weights: crate::model::Priority::WEIGHTS,
             own_weights: Vec::new(),
             ageing_ms: 0,
@@ -305,9 +316,10 @@ pub async fn claim(space: &Space, bucket: Bucket, claim: &Claim) -> Result<Claim
         args.bytes(text.as_bytes())
     };
     args.number(claim.lease_ms);
-    match claim.expected_now {
-        Some(now) => args.number(now.0),
-        None => args.bytes(b""),
+    match claim.expected {
+        Expected::Now(now) => args.number(now.0),
+        Expected::Away => args.bytes(b"away"),
+        Expected::Nothing => args.bytes(b""),
     };
     args.number(fastrand::f64());
     args.number(claim.events_max_bytes).number(claim.dead_keep_ms).number(claim.dead_keep_rows);

@@ -2,7 +2,7 @@
 
 use minutehand::limits;
 use minutehand::model::{Priority, State, UnixMs};
-use minutehand::store::due::{self, Claim};
+use minutehand::store::due::{self, Claim, Expected};
 use minutehand::store::intake::{self, RowAnswer, Sending, SubmitAnswer};
 use minutehand::store::run::{self, StartRow};
 use minutehand::store::{Space, check, read};
@@ -15,7 +15,7 @@ const LEASE: i64 = limits::LEASE_MS;
 /// A claim as a pod makes it, whose own clock says that it should be `expected`.
 async fn at(space: &Space, now: i64, expected: i64) -> due::Claimed {
     space.inject_now(Some(now));
-    claim(space, &Claim { expected_now: Some(UnixMs(expected)), ..claim_all("p1") }).await
+    claim(space, &Claim { expected: Expected::Now(UnixMs(expected)), ..claim_all("p1") }).await
 }
 
 async fn start(space: &Space, task: &due::Granted) {
@@ -98,6 +98,27 @@ async fn leases_do_not_lapse_the_moment_pods_are_back_from_an_outage() {
     assert_eq!(at(&space, leapt, leapt - 50_000).await.leap_ms, 50_000);
     assert_eq!(visit(leapt + limits::RETURN_MS).await.reaped, 0);
     sound(&space).await;
+}
+
+/// Buckets change hands when pods come back, and so do pods themselves.
+#[tokio::test]
+async fn a_pod_that_is_new_to_a_bucket_waits_as_well_where_it_was_away_itself() {
+    for (expected, reaped) in [(Expected::Away, 0), (Expected::Nothing, 1)] {
+        let bed = Bed::shared().await.unwrap();
+        let space = space(&bed).await;
+        task(&space, "push", T0).await;
+        let granted = at(&space, T0, T0).await.tasks;
+        let back = T0 + limits::DISPATCH_TIMEOUT_MS + 10_000;
+        space.inject_now(Some(back));
+        let visit = claim(&space, &Claim { expected, ..claim_all("p2") }).await;
+        assert_eq!((visit.reaped, visit.leap_ms), (reaped, 0), "{expected:?}");
+        let late = claim(&space, &Claim { expected, ..claim_all("p2") }).await;
+        assert_eq!(late.reaped, 0, "nothing more of it");
+        ack_done(&space, &granted).await;
+        let state = read::get(&space, granted[0].id).await.unwrap().unwrap().state;
+        assert_eq!(state, if reaped == 0 { State::Succeeded } else { State::Running }, "{expected:?}");
+        sound(&space).await;
+    }
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use minutehand::model::{
 };
 use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::dead::{self, RedriveAnswer};
-use minutehand::store::due::{self, Claim, ClaimAnswer, Granted, ReleaseAnswer, random_16};
+use minutehand::store::due::{self, Claim, ClaimAnswer, Expected, Granted, ReleaseAnswer, random_16};
 use minutehand::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer, WishAnswer};
 use minutehand::store::member::{self, ExecutorRecord, Offer, OfferAnswer, Take};
 use minutehand::store::run::{self, AckAnswer, AckRow, Outcome, StartAnswer, StartRow};
@@ -404,6 +404,7 @@ impl World {
                 let pod = &self.pods[at];
                 let index = usize::from(bucket.number());
                 let expected = pod.seen[index].map(|(now, then)| UnixMs(now + self.passed - then));
+                let expected = expected.map_or(Expected::Nothing, Expected::Now);
                 let (id, permit) = (pod.id.clone(), pod.permits[index]);
                 let limit = [0, 1, 5, 50][self.rng.usize(0..4)];
                 let claim = Claim {
@@ -412,7 +413,7 @@ impl World {
                     holders: self.space.spread().holders,
                     lock_ms: LOCK_MS,
                     dispatch_ms: DISPATCH_MS,
-                    expected_now: expected,
+                    expected,
                     ..Claim::new(&id, permit)
                 };
                 (bucket, claim)
@@ -577,7 +578,7 @@ impl World {
     async fn take(&mut self, at: usize, lost: bool) -> Done {
         let in_hand = self.executors[at].hand.len() as u32;
         let free = CAPACITY.saturating_sub(in_hand);
-        let ask = Take { normal: free, urgent: 2, in_hand, capacity: CAPACITY, urgent_slots: 2 };
+        let ask = Take { normal: free, urgent: 2, in_hand, capacity: CAPACITY, urgent_capacity: 2 };
         let taken = member::take(&self.space, &self.executors[at].id, ask).await.map_err(broken)?;
         if lost {
             return Ok(());
