@@ -115,7 +115,7 @@ pub async fn deliver(space: &Space, executor: &str, tasks: &[Granted]) -> Result
         OfferAnswer::Accepted { urgent: u, normal: n, .. } if u + n == tasks.len() => {}
         other => return Err(format!("the inbox took {other:?} of {}", tasks.len()).into()),
     }
-    let take = Take { normal: 1_000, urgent: 0, in_hand: 0, capacity: CAPACITY, urgent_slots: 0 };
+    let take = Take { normal: 1_000, urgent: 0, in_hand: 0, capacity: CAPACITY, urgent_capacity: 0 };
     Ok(member::take(space, executor, take).await?.offers)
 }
 

@@ -1,8 +1,8 @@
 -- member/take: an executor takes offers out of its inbox and says what it has in hand.
 -- moves   none
 -- keys    1 {namespace:x:executor}:meta   2 …:never   (the rest derives from the tag)
--- args    1 now_ms or ""  2 free normal slots  3 free slots for urgent ones only  4 in hand (popped, not finished)
---         5 capacity, 0 to leave  6 alive for ms  7 slots for urgent ones only
+-- args    1 now_ms or ""  2 free normal slots  3 room for urgent ones only  4 in hand (popped, not finished), without urgent ones that have room of their own
+--         5 capacity, 0 to leave  6 alive for ms  7 capacity for urgent ones only
 -- gives   OK {stamp, more waiting, n hungry pods, pods, urgent offers, other offers}: the last two are lists
 -- bound   offers <= batch_max_rows, and as many as have 2 MiB by their average size
 -- events  none
@@ -18,7 +18,8 @@ end
 local function pop(key, n) return n > 0 and call('LPOP', key, n) or {} end
 -- Urgent offers may use every slot, the others only normal ones.
 local urgent = pop(P .. 'urgent', most + most_urgent)
-local normal = pop(P .. 'inbox', #urgent > most_urgent and most - (#urgent - most_urgent) or most)
+local beyond = #urgent > most_urgent and #urgent - most_urgent or 0
+local normal = pop(P .. 'inbox', most - beyond)
 local waiting = call('LLEN', P .. 'inbox') + call('LLEN', P .. 'urgent')
 local left = 0
 if waiting > 0 then
@@ -26,7 +27,7 @@ if waiting > 0 then
   for _, o in ipairs(urgent) do left = left - #o end
   for _, o in ipairs(normal) do left = left - #o end
 end
-call('HSET', SLOTS, 'hand', hand + #urgent + #normal, 'bytes', left > 0 and left or 0, 'cap', cap, 'ucap', ARGV[7],
+call('HSET', SLOTS, 'hand', hand + beyond + #normal, 'bytes', left > 0 and left or 0, 'cap', cap, 'ucap', ARGV[7],
   'till', cap == 0 and '0' or format('%013.0f', now + tonumber(ARGV[6])), 'nap', waiting == 0 and '1' or '0')
 local s = room()
 local out = { 'OK', stamp, waiting }

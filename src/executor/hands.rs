@@ -265,6 +265,8 @@ pub(super) struct View {
     pub in_hand: u32,
     /// Slots plus what may be fetched ahead.
     pub capacity: u32,
+    /// The same of the urgent slots.
+    pub urgent_capacity: u32,
     /// What may be taken now for any slot, and for urgent slots alone.
     pub room: u32,
     pub urgent_room: u32,
@@ -322,7 +324,9 @@ struct Inner {
     wished: VecDeque<(Instant, TaskId)>,
     running: [u32; 2],
     load_ms: f64,
+    /// Moving averages of the run times in ms, of all tasks and of urgent ones.
     run_ms: Option<f64>,
+    urgent_run_ms: Option<f64>,
     closed: bool,
     /// The inbox loop wants to know when this little is in hand.
     notify_at: Option<u32>,
@@ -520,6 +524,9 @@ impl Hands {
                 if let Some(ms) = took_ms {
                     queue.took(ms, failed);
                     inner.run_ms = Some(averaged(inner.run_ms, ms));
+                    if inner.held.get(execution).is_some_and(|held| held.urgent) {
+                        inner.urgent_run_ms = Some(averaged(inner.urgent_run_ms, ms));
+                    }
                 }
                 inner.held.get_mut(execution).map(|held| {
                     held.phase = Phase::Done;
@@ -563,11 +570,13 @@ impl Hands {
         let inner = self.inner.lock();
         let capacity = self.size.slots + prefetch(self.size, inner.run_ms);
         let in_hand = self.size.hand(&inner);
-        let spare = self.size.urgent_slots.saturating_sub(inner.running[Pool::Urgent as usize]);
+        let urgent_capacity = self.size.urgent_capacity(&inner);
+        let spare = urgent_capacity.saturating_sub(inner.running[Pool::Urgent as usize]);
         View {
             held: inner.in_hand(),
             in_hand,
             capacity,
+            urgent_capacity,
             room: capacity.saturating_sub(in_hand),
             urgent_room: spare.saturating_sub(inner.unstarted(URGENT)),
             idle: self.size.slots.saturating_sub(inner.running[Pool::Normal as usize] + inner.live[NORMAL]),
@@ -579,11 +588,6 @@ impl Hands {
     pub fn load(&self) -> (u32, u32, f64) {
         let inner = self.inner.lock();
         (inner.running[0] + inner.running[1], inner.unstarted(0) + inner.unstarted(1), inner.load_ms)
-    }
-
-    /// Slots that only P0 and P1 may use.
-    pub fn urgent_slots(&self) -> u32 {
-        self.size.urgent_slots
     }
 
     /// Has the keeper ask at once how a running task's grant stands; one that has not started has to ask before
@@ -776,9 +780,15 @@ impl Hands {
 }
 
 impl Size {
+    /// Urgent tasks that may be here beside those that normal slots have or will have: what the urgent slots do next is
+    /// fetched ahead as for other slots. So it can be claimed before it is due also while those are all taken.
+    fn urgent_capacity(self, inner: &Inner) -> u32 {
+        self.urgent_slots + ahead(self.urgent_slots, self.prefetch, inner.urgent_run_ms, PREFETCH_MS)
+    }
+
     /// In hand, without what the urgent slots hold or will hold.
     fn hand(self, inner: &Inner) -> u32 {
-        let spare = self.urgent_slots.saturating_sub(inner.running[Pool::Urgent as usize]);
+        let spare = self.urgent_capacity(inner).saturating_sub(inner.running[Pool::Urgent as usize]);
         let urgent = inner.unstarted(URGENT).saturating_sub(spare);
         inner.running[Pool::Normal as usize] + inner.unstarted(NORMAL) + urgent
     }
@@ -862,6 +872,37 @@ mod tests {
         let (_, first) = jobs.remove(0);
         let next = hands.finish(&first.task.execution, Pool::Normal, &first.task.route.queue, end, now);
         assert_eq!(next.unwrap().task.spec.lane.priority(), Priority::P3);
+    }
+
+    /// Else an executor with four urgent slots could be given four tasks ahead of their time, and the fifth only when it is due.
+    #[test]
+    fn urgent_tasks_are_fetched_ahead_of_their_slots_as_others_are() {
+        let size = Size { slots: 1, urgent_slots: 4, prefetch: PREFETCH_MAX };
+        let (hands, now) = (Hands::new(size, Keep::Dispatch), crate::clock::mono());
+        let of = |numbers: std::ops::Range<u64>, priority| -> Vec<_> {
+            numbers.map(|number| arrived(number, priority, now)).collect()
+        };
+        let room = || (hands.view().room, hands.view().urgent_room, hands.view().urgent_capacity);
+        assert_eq!(room(), (1, 4, 4), "nothing is known of how long they run");
+        let run = |priority, took_ms: f64, numbers| {
+            hands.arrive(of(numbers, priority)).unwrap();
+            for (pool, job) in hands.launch(now) {
+                let end = End::Outcome { took_ms: Some(took_ms), failed: false };
+                hands.finish(&job.task.execution, pool, &job.task.route.queue, end, now);
+                hands.settle([&job.task.execution]);
+            }
+        };
+        run(Priority::P3, 1.0, 0..1);
+        assert_eq!(room(), (11, 4, 4), "others say nothing of urgent ones");
+        run(Priority::P1, 4.0, 1..2);
+        assert_eq!(room().1, 14, "four slots, and what they do in 10 ms");
+        hands.arrive(of(2..3, Priority::P3)).unwrap();
+        hands.launch(now);
+        let (before, ..) = room();
+        hands.arrive(of(3..16, Priority::P0)).unwrap();
+        assert_eq!(room(), (before, 1, 14), "13 of them take no room from others");
+        hands.arrive(of(16..19, Priority::P0)).unwrap();
+        assert_eq!(room(), (before - 2, 0, 14), "but what is beyond does");
     }
 
     #[test]

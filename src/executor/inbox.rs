@@ -168,7 +168,7 @@ pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>) -> Vec
             urgent,
             in_hand: view.in_hand,
             capacity: view.capacity,
-            urgent_slots: core.hands.urgent_slots(),
+            urgent_capacity: view.urgent_capacity,
         };
         known.last = now;
         match core.link.take(ask).await {
@@ -307,6 +307,7 @@ mod tests {
             held,
             in_hand: held,
             capacity: 40,
+            urgent_capacity: 0,
             room: 40 - held,
             urgent_room: 0,
             idle,
@@ -365,7 +366,7 @@ mod tests {
             let freed_at = freed.then_some(start);
             let known = Known { waiting, urgent, told, believed, hungry, freed_at, last: start };
             let room = capacity.saturating_sub(held);
-            let view = View { held, in_hand: held, capacity, room, urgent_room: 0, idle, running };
+            let view = View { held, in_hand: held, capacity, urgent_capacity: 0, room, urgent_room: 0, idle, running };
             match decide(&known, &view, now) {
                 Next::Take => prop_assert!(room > 0 && after >= 1),
                 Next::Wait(until, level) => {

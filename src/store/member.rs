@@ -253,7 +253,7 @@ pub async fn drain_inbox(space: &Space, id: &str) -> Result<Vec<Offer>, StoreErr
     loop {
         let most = limits::BATCH_MAX_ROWS as u32;
         let taken =
-            take(space, id, Take { normal: most, urgent: 0, in_hand: 0, capacity: 0, urgent_slots: 0 })
+            take(space, id, Take { normal: most, urgent: 0, in_hand: 0, capacity: 0, urgent_capacity: 0 })
                 .await?;
         offers.extend(taken.offers);
         if taken.waiting == 0 {
@@ -393,14 +393,14 @@ pub async fn offer(
 pub struct Take {
     /// Free slots that every priority may use.
     pub normal: u32,
-    /// Free slots that only P0 and P1 may use.
+    /// Room that only P0 and P1 may use.
     pub urgent: u32,
-    /// Tasks popped and not finished.
+    /// Tasks popped and not finished, without urgent ones for which there is that other room.
     pub in_hand: u32,
     /// Most tasks in inbox and hand; 0 closes the inbox.
     pub capacity: u32,
-    /// Slots that only P0 and P1 may use.
-    pub urgent_slots: u32,
+    /// Urgent tasks that may lie in the inbox beyond that.
+    pub urgent_capacity: u32,
 }
 
 /// What came out of an inbox.
@@ -421,7 +421,7 @@ pub async fn take(space: &Space, executor: &str, ask: Take) -> Result<Taken, Sto
     let mut args = space.live_args(7, 96);
     args.number(ask.normal.min(limits::BATCH_MAX_ROWS as u32))
         .number(ask.urgent.min(limits::BATCH_MAX_ROWS as u32));
-    args.number(ask.in_hand).number(ask.capacity).number(limits::LOST_AFTER_MS).number(ask.urgent_slots);
+    args.number(ask.in_hand).number(ask.capacity).number(limits::LOST_AFTER_MS).number(ask.urgent_capacity);
     let answer = space.call(&script::TAKE, &inbox_guard(space, executor), args).await?;
     let now_us = answer.now_us;
     let mut fields = answer.ok()?;

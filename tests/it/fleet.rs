@@ -84,7 +84,8 @@ async fn lie(space: Space, book: Arc<Book>, stop: CancellationToken) {
             member::beat_executor(&space, &record).await.unwrap();
         }
         beats += 1;
-        let ask = Take { normal: LIAR_SLOTS, urgent: 0, in_hand: 0, capacity: LIAR_SLOTS, urgent_slots: 0 };
+        let ask =
+            Take { normal: LIAR_SLOTS, urgent: 0, in_hand: 0, capacity: LIAR_SLOTS, urgent_capacity: 0 };
         let taken = member::take(&space, "liar", ask).await.unwrap();
         book.busy("liar", taken.offers.len() as u32, LIAR_SLOTS);
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -162,7 +162,7 @@ async fn an_inbox_refuses_offers_of_pods_that_have_not_heard_of_a_freeze() {
             spec: row.bytes,
         }
     };
-    let ask = Take { normal: 0, urgent: 0, in_hand: 0, capacity: 10, urgent_slots: 0 };
+    let ask = Take { normal: 0, urgent: 0, in_hand: 0, capacity: 10, urgent_capacity: 0 };
     member::take(&space, "ex", ask).await.unwrap();
     let (cold, warm) = (offer(Some(&sale)), offer(None));
     let send = async |offer: &Offer, epoch| {

@@ -32,7 +32,7 @@ async fn a_take_of_ten_gives_the_three_that_are_there_once() {
             }
         })
         .collect();
-    let ask = Take { normal: 10, urgent: 10, in_hand: 0, capacity: 10, urgent_slots: 0 };
+    let ask = Take { normal: 10, urgent: 10, in_hand: 0, capacity: 10, urgent_capacity: 0 };
     assert!(member::take(&space, "ex", ask).await.unwrap().offers.is_empty());
     let rows: Vec<_> = offers.iter().map(Offer::encode).collect();
     let answer = member::offer(&space, "p", "ex", &[], &rows, 0, 0).await.unwrap();

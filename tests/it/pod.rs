@@ -29,7 +29,7 @@ async fn work(space: &Space, id: &str, capacity: u32, count: usize) -> BTreeMap<
     member::beat_executor(space, &record).await.unwrap();
     let mut wakes = member::inbox_wakes(space, id);
     let mut ran = BTreeMap::new();
-    let ask = Take { normal: capacity, urgent: 0, in_hand: 0, capacity, urgent_slots: 0 };
+    let ask = Take { normal: capacity, urgent: 0, in_hand: 0, capacity, urgent_capacity: 0 };
     while ran.len() < count {
         let taken = member::take(space, id, ask).await.unwrap();
         for pod in &taken.hungry {

@@ -219,7 +219,7 @@ async fn the_heaviest_batches_are_short() {
     let error = "x".repeat(limits::ERROR_TAIL_MAX_BYTES);
     let small = u32::try_from(batch).unwrap();
     let executor = ExecutorRecord { id: "ex".into(), capacity: small, slots: small, ..Default::default() };
-    let take = Take { normal: small, urgent: 0, in_hand: 0, capacity: small, urgent_slots: 0 };
+    let take = Take { normal: small, urgent: 0, in_hand: 0, capacity: small, urgent_capacity: 0 };
     let mut now = T0;
     for _ in 0..6 {
         space.inject_now(Some(now));

@@ -40,7 +40,7 @@ async fn urgent_offers_have_room_of_their_own_and_wake_an_executor_that_is_full(
         }
     };
     // Two slots and all of them taken, two for urgent ones; and another offer lies in the inbox already.
-    let full = Take { normal: 0, urgent: 2, in_hand: 2, capacity: 3, urgent_slots: 2 };
+    let full = Take { normal: 0, urgent: 2, in_hand: 2, capacity: 3, urgent_capacity: 2 };
     member::take(&space, "ex", full).await.unwrap();
     let send = async |urgent: &[Bytes], normal: &[Bytes]| {
         member::offer(&space, "p", "ex", urgent, normal, 0, 0).await.unwrap()

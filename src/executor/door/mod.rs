@@ -180,7 +180,7 @@ impl Door {
         let ahead = self.with(&worker.id, |known| known.asks(wish.in_hand, clock::mono())).unwrap_or(0);
         let capacity = worker.slots.saturating_add(ahead);
         let normal = wish.most.min(worker.slots.saturating_sub(wish.in_hand));
-        let ask = Take { normal, urgent: 0, in_hand: wish.in_hand, capacity, urgent_slots: 0 };
+        let ask = Take { normal, urgent: 0, in_hand: wish.in_hand, capacity, urgent_capacity: 0 };
         let taken = member::take(&self.inner.space, &id, ask).await?;
         let count = u32::try_from(taken.offers.len()).unwrap_or(u32::MAX);
         let used = wish.in_hand.saturating_add(count).saturating_add(taken.waiting);
@@ -257,7 +257,7 @@ impl Door {
     /// Gives back what was fetched ahead for a worker that does not come for it.
     async fn recall(&self, id: &str, in_hand: u32, capacity: u32) {
         let normal = limits::BATCH_MAX_ROWS as u32;
-        let ask = Take { normal, urgent: 0, in_hand, capacity, urgent_slots: 0 };
+        let ask = Take { normal, urgent: 0, in_hand, capacity, urgent_capacity: 0 };
         match member::take(&self.inner.space, id, ask).await {
             Ok(taken) => {
                 let rows: Vec<_> = taken.offers.iter().map(|offer| (offer.id, offer.grant)).collect();
