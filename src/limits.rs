@@ -31,8 +31,8 @@ pub const SINGLE_MAX_ROWS: usize = 250;
 pub const ACK_MAX_WEIGHT: usize = 500;
 /// Weight of an outcome that sets its task back or buries it: about 40 µs with a long error text.
 pub const ACK_FAILURE_WEIGHT: usize = 4;
-/// Most bytes in one submit: keeps one call from holding Redis's network buffers.
-pub const BATCH_MAX_BYTES: usize = 4 << 20;
+/// Most bytes in one submit: keeps one call from holding Redis's network buffers, and its script below 10 ms (2.6 ms a MiB).
+pub const BATCH_MAX_BYTES: usize = 3 << 20;
 /// Most bytes of one claim, offer or take, unless it is a single task: what Lua answers costs 2.6 ms a MiB, and they shall
 /// take less than 10 ms. An inbox is taken by the average size of what lies in it, so a take is about as large.
 pub const CALL_MAX_BYTES: usize = 2 << 20;

@@ -45,11 +45,15 @@ for _, r in ipairs(rows) do
   local id, at = r.id, r.at
   local history = call('HGET', P .. 'dead:' .. id, 'attempts')
   if history then call('HSET', P .. 'tries', id, history) end
-  if r.o.key then call('HSET', P .. 'keys:' .. r.o.shard, r.o.name, key_values().of(id)) end
+  if r.o.key then
+    roomy(P .. 'keys:' .. r.o.shard, r.o.name, 1)
+    call('HSET', P .. 'keys:' .. r.o.shard, r.o.name, key_values().of(id))
+  end
   if r.o.minute then
     call('ZADD', P .. 'timer:' .. r.o.minute, r.o.deadline, id)
     call('ZADD', P .. 'agenda', r.o.minute, 't' .. r.o.minute)
   end
+  roomy(P .. 'at', id, 1)
   call('HSET', P .. 'at', id, at_make(at.due, at.lane, at.fence, 0, 0, at.edits))
   due_put(id, at.due, at.lane)
   tally_bound(r.spec, 1)

@@ -1061,6 +1061,7 @@ if n > 0 then
   end
   if gated then safely(turns().land) end
   if g > 0 then
+    roomy(run, granted[1], g)
     call('HSET', run, unpack(hset))
     local list = table.concat(granted)
     if own then

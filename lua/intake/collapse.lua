@@ -68,12 +68,16 @@ local function make(row)
   if sized() then sized().change(shelf(id), #spec) end
   call('HSET', P .. 'task:' .. shelf(id), id, spec)
   due_put(id, row.due, row.lane)
-  if o.key then call('HSET', P .. 'keys:' .. o.shard, o.name, key_values().of(id)) end
+  if o.key then
+    roomy(P .. 'keys:' .. o.shard, o.name, 1)
+    call('HSET', P .. 'keys:' .. o.shard, o.name, key_values().of(id))
+  end
   if o.deadline then
     local minute = format('%.0f', floor(o.deadline / 60000))
     call('ZADD', P .. 'timer:' .. minute, o.deadline, id)
     call('ZADD', P .. 'agenda', minute, 't' .. minute)
   end
+  roomy(P .. 'newest', row.name, 1)
   call('HSET', P .. 'newest', row.name, id)
   needed.newest = 1
   tally_bound(spec, 1)

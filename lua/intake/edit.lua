@@ -27,6 +27,7 @@ if timed and was.deadline then need('zset', timer(was.deadline)) end
 if timed and is.deadline then need('zset', timer(is.deadline)) end
 if sized() then sized().change(shelf(id), #new - #spec) end
 call('HSET', P .. 'task:' .. shelf(id), id, new)
+roomy(P .. 'at', id, 1)
 call('HSET', P .. 'at', id, at_make(at.due, at.lane, at.fence, at.failures, at.losses, (at.edits + 1) % 256))
 if timed and was.deadline then call('ZREM', P .. timer(was.deadline), id) end
 if timed and is.deadline then

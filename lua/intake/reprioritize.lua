@@ -19,6 +19,7 @@ if state == 'P' then
   local lane = sub(at.lane, 1, 3) .. sub(DIGITS, d, d)
   need_place(id, at.due, lane, spec)
   local place = unplace(id, at.due, at.lane, spec)
+  roomy(P .. 'at', id, 1)
   call('HSET', P .. 'at', id, at_make(at.due, lane, at.fence, at.failures, at.losses, (at.edits + 1) % 256))
   if place and sub(place, 1, 5) == 'ready' then lane_put(id, at.due, lane) else due_put(id, at.due, lane) end
   emit('v', ARGV[2], rare(id, NO_GRANT, 'M', at.due, 'priority changed to P' .. p))

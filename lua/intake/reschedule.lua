@@ -18,6 +18,7 @@ if state == 'P' then
   need_due(id, due, at.lane)
   unplace(id, at.due, at.lane, spec)
   if placed(spec) then turns().moved(id, spec) end
+  roomy(P .. 'at', id, 1)
   call('HSET', P .. 'at', id, at_make(due, at.lane, at.fence, at.failures, at.losses, (at.edits + 1) % 256))
   due_put(id, due, at.lane)
   emit('v', ARGV[2], rare(id, NO_GRANT, 'M', due, 'rescheduled'))

@@ -210,7 +210,10 @@ for _, shard in ipairs(shards) do
       n = n + 2
     end
   end
-  if n > 0 then call('HSET', shard.key, unpack(pairs_)) end
+  if n > 0 then
+    roomy(shard.key, pairs_[1], n / 2)
+    call('HSET', shard.key, unpack(pairs_))
+  end
 end
 for _ = 1, tonumber(ARGV[8]) do
   local row = tonumber(ARGV[at])

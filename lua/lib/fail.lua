@@ -69,6 +69,7 @@ end
 -- of its time waits for it again.
 local function hand_back(id, r, spec, losses)
   local at = at_of(id, spec)
+  roomy(P .. 'at', id, 1)
   call('HSET', P .. 'at', id, at_make(at.due, at.lane, sub(run_grant(r), 1, 8), at.failures, losses, at.edits))
   if at.due > now then due_put(id, at.due, at.lane) else lane_put(id, at.due, at.lane) end
   call('HDEL', P .. 'run', id)
@@ -76,6 +77,7 @@ local function hand_back(id, r, spec, losses)
 end
 -- Puts a running task among the dead letters, with its spec kept for a redrive.
 local function bury(id, r, spec, at, reason, history, text)
+  roomy(P .. 'at', id, 1)
   call('HSET', P .. 'at', id, at_make(at.due, at.lane, sub(run_grant(r), 1, 8), at.failures, run_losses(r), at.edits))
   call('HSET', P .. 'dead:' .. id, 'reason', reason, 'at', now13, 'attempts', history)
   call('ZADD', P .. 'dead', now, id)
@@ -104,6 +106,7 @@ local function fail(id, r, spec, text, reason, final, after, chance)
   end
   local due = now + (after or wait_ms(spec, at.failures, chance))
   local lane = lane_of_tier(at.lane, at.failures)
+  roomy(P .. 'at', id, 1)
   call('HSET', P .. 'at', id, at_make(due, lane, sub(run_grant(r), 1, 8), at.failures, run_losses(r), at.edits))
   due_put(id, due, lane)
   call('HDEL', P .. 'run', id)

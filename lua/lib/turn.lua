@@ -197,9 +197,12 @@ local function turns()
         looking[#looking + 1], looking[#looking + 2] = format('%.0f', now + b.rule.longest), b.name
       end
     end
-    if turning[1] then call('HSET', turn, unpack(turning)) end
-    if moved[1] then call('HSET', flight, unpack(moved)) end
-    if logged[1] then call('HSET', spent, unpack(logged)) end
+    for key, fields in pairs({ [turn] = turning, [flight] = moved, [spent] = logged }) do
+      if fields[1] then
+        roomy(key, fields[1], #fields / 2)
+        call('HSET', key, unpack(fields))
+      end
+    end
     if older[1] then call('HDEL', P .. 'newest', unpack(older)) end
     if sets[1] then call('ZADD', kept, unpack(sets)) end
     if looking[1] then

@@ -198,6 +198,7 @@ for i = 1, n do
       elseif outcome == 'A' and sub(said, 14, 14) == '0' then
         local at = at_of(id, spec)
         local due = now + asked_after(said)
+        roomy(P .. 'at', id, 1)
         call('HSET', P .. 'at', id, at_make(due, at.lane, sub(row, 17, 24), at.failures, run_losses(r), at.edits))
         due_put(id, due, at.lane)
         call('HDEL', run, id)

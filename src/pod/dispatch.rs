@@ -50,6 +50,9 @@ const OFFER_REPEATS_MAX: u32 = 5;
 /// Where several loops wait for room each gets at least so much in its turn: a claim of one costs Redis as much as
 /// one of some.
 const PART_MIN: u32 = 2;
+/// And what this pod claims in so long: where tasks are short a claim of many costs a fraction of several of few, and
+/// the others' turn comes soon all the same.
+const PART: Duration = Duration::from_millis(4);
 
 /// A claimed task on its way.
 #[derive(Debug, Clone)]
@@ -520,7 +523,8 @@ impl Dispatcher {
             free.div_ceil(2).min(most)
         } else {
             // Each in its turn gets its part, and nothing is taken away from those before it.
-            let part = credit.saturating_sub(queued).div_ceil(waiting).max(PART_MIN);
+            let pace = (shared.pace.per_second() * PART.as_secs_f64()) as u32;
+            let part = credit.saturating_sub(queued).div_ceil(waiting).max(PART_MIN).max(pace);
             let before = inner.turns.iter().position(|other| *other == bucket);
             let before = before.map_or(waiting, |before| before as u32);
             free.saturating_sub(before.saturating_mul(part)).min(part).min(most)

@@ -110,22 +110,22 @@ macro_rules! scripts {
 }
 
 scripts! {
-    SUBMIT = "intake.submit" "" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/place" "lib/wake"] "intake/submit";
-    CANCEL = "intake.cancel" "allow-oom" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/pending"] "intake/cancel";
-    RESCHEDULE = "intake.reschedule" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/pending" "lib/wake"] "intake/reschedule";
-    REPRIORITIZE = "intake.reprioritize" "" ["lib/agenda" "lib/need" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/pending" "lib/wake"] "intake/reprioritize";
-    EDIT = "intake.edit" "" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/pending" "lib/wake"] "intake/edit";
-    COLLAPSE = "intake.collapse" "" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/wake"] "intake/collapse";
-    CLAIM = "due.claim" "allow-oom" ["lib/agenda" "lib/calm" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail"] "due/claim";
-    RELEASE = "due.release" "allow-oom" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail" "lib/wake"] "due/release";
+    SUBMIT = "intake.submit" "" ["lib/agenda" "lib/need" "lib/roomy" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/place" "lib/wake"] "intake/submit";
+    CANCEL = "intake.cancel" "allow-oom" ["lib/agenda" "lib/need" "lib/roomy" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/pending"] "intake/cancel";
+    RESCHEDULE = "intake.reschedule" "" ["lib/agenda" "lib/need" "lib/roomy" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/pending" "lib/wake"] "intake/reschedule";
+    REPRIORITIZE = "intake.reprioritize" "" ["lib/agenda" "lib/need" "lib/roomy" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/pending" "lib/wake"] "intake/reprioritize";
+    EDIT = "intake.edit" "" ["lib/agenda" "lib/need" "lib/roomy" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/pending" "lib/wake"] "intake/edit";
+    COLLAPSE = "intake.collapse" "" ["lib/agenda" "lib/need" "lib/roomy" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/wake"] "intake/collapse";
+    CLAIM = "due.claim" "allow-oom" ["lib/agenda" "lib/calm" "lib/need" "lib/roomy" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail"] "due/claim";
+    RELEASE = "due.release" "allow-oom" ["lib/agenda" "lib/need" "lib/roomy" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail" "lib/wake"] "due/release";
     YIELD = "due.yield" "allow-oom" [] "due/yield";
     START = "run.start" "allow-oom" ["lib/need" "lib/event" "lib/run" "lib/hold"] "run/start";
     RENEW = "run.renew" "allow-oom" ["lib/need" "lib/run" "lib/hold"] "run/renew";
     OFFERED = "run.offer" "allow-oom" ["lib/need" "lib/event" "lib/run" "lib/hold"] "run/offer";
-    ACK = "run.ack" "allow-oom" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/ended" "lib/fail" "lib/wake"] "run/ack";
+    ACK = "run.ack" "allow-oom" ["lib/agenda" "lib/need" "lib/roomy" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/ended" "lib/fail" "lib/wake"] "run/ack";
     MARK = "run.mark" "" ["lib/need" "lib/run"] "run/mark";
     DAILY = "run.daily" "" ["lib/need"] "run/daily";
-    REDRIVE = "dead.redrive" "" ["lib/agenda" "lib/need" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
+    REDRIVE = "dead.redrive" "" ["lib/agenda" "lib/need" "lib/roomy" "lib/size" "lib/recent" "lib/digit" "lib/event" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/tally" "lib/unplace" "lib/outcome" "lib/finish" "lib/fail" "lib/pending" "lib/wake"] "dead/redrive";
     OUTCOMES_TAKE = "outcome.take" "allow-oom" ["lib/need"] "outcome/take";
     OUTCOMES_READ = "outcome.read" "no-writes" [] "outcome/read";
     OUTCOMES_PASS = "outcome.pass" "allow-oom" ["lib/need"] "outcome/pass";
@@ -156,12 +156,12 @@ scripts! {
     OFFER = "member.offer" "allow-oom" ["lib/room"] "member/offer";
     RECALL = "member.recall" "allow-oom" ["lib/room" "lib/digit" "lib/spec"] "member/recall";
     TAKE = "member.take" "allow-oom" ["lib/room"] "member/take";
-    GET = "read.get" "no-writes" ["lib/need" "lib/recent" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/turn" "lib/pending"] "read/get";
+    GET = "read.get" "no-writes" ["lib/need" "lib/roomy" "lib/recent" "lib/digit" "lib/spec" "lib/at" "lib/run" "lib/turn" "lib/pending"] "read/get";
     DEAD = "read.dead" "no-writes" [] "read/dead";
     TRACE = "read.trace" "no-writes" [] "read/trace";
     COUNTS = "read.counts" "no-writes" ["lib/agenda"] "read/counts";
-    AUDIT = "read.audit" "no-writes" ["lib/agenda" "lib/need" "lib/digit" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/audit"] "read/audit";
-    VERIFY = "read.verify" "no-writes" ["lib/agenda" "lib/need" "lib/digit" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/audit"] "read/verify";
+    AUDIT = "read.audit" "no-writes" ["lib/agenda" "lib/need" "lib/roomy" "lib/digit" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/audit"] "read/audit";
+    VERIFY = "read.verify" "no-writes" ["lib/agenda" "lib/need" "lib/roomy" "lib/digit" "lib/spec" "lib/key" "lib/at" "lib/run" "lib/place" "lib/turn" "lib/unplace" "lib/audit"] "read/verify";
     RIGHTS = "read.rights" "no-writes" [] "read/rights";
     NAMES = "read.names" "no-writes" ["lib/agenda" "lib/digit"] "read/names";
     LAW = "read.law" "no-writes" ["lib/agenda" "lib/digit"] "read/law";

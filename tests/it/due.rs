@@ -1,6 +1,8 @@
 //! Claiming and giving back.
 
+use bytes::Bytes;
 use minutehand::model::{Priority, State};
+use minutehand::store::At;
 use minutehand::store::due::{self, Claim, ClaimAnswer, Quota, ReleaseAnswer};
 use minutehand::store::intake::RowAnswer;
 use minutehand::store::read;
@@ -40,6 +42,24 @@ async fn a_task_lives_from_submit_to_ack() {
     assert_eq!((counts.count("pending"), counts.count("running")), (0, 0));
     assert_eq!((counts.lags.count(), counts.lags.max_ms), (1, 1));
     assert_eq!(read::get(&space, id).await.unwrap().unwrap().state, State::Succeeded);
+}
+
+/// A small hash is searched from its start for each field: with some hundred running tasks that costs more than all else.
+#[tokio::test]
+async fn what_runs_is_found_at_once_as_soon_as_some_do() {
+    for (first, more, form) in [(15, 0, "listpack"), (16, 0, "hashtable"), (9, 7, "hashtable")] {
+        let bed = Bed::shared().await.unwrap();
+        let space = space(&bed).await;
+        let lane = lane(&space, "push", Priority::P3).await;
+        for tasks in [first, more] {
+            submit(&space, &(0..tasks).map(|_| row(spec(lane, T0))).collect::<Vec<_>>()).await;
+            assert_eq!(claim(&space, &claim_all("p1")).await.tasks.len(), tasks);
+        }
+        let run = space.guard(bucket()).key("run");
+        let args = vec![Bytes::from_static(b"ENCODING"), run.clone()];
+        let found = space.store().command("OBJECT", At::Key(&run), args).await.unwrap();
+        assert_eq!(found.bytes("ENCODING").unwrap(), form, "{first} and {more}");
+    }
 }
 
 #[tokio::test]

@@ -226,7 +226,7 @@ async fn the_heaviest_batches_are_short() {
         member::beat_executor(&space, &executor).await.unwrap();
         let rows: Vec<Row> =
             (0..batch).map(|_| row(Spec { payload: payload.clone(), ..spec(lane, now) })).collect();
-        meter.time("intake.submit 4 MiB", submit(&space, &rows)).await;
+        meter.time("intake.submit 3 MiB", submit(&space, &rows)).await;
         let mut granted = meter.time("due.claim 2 MiB", claim(&space, &claim_all("p1"))).await.tasks;
         assert!(granted.len() > batch / 3 && granted.len() < batch, "{}", granted.len());
         while granted.len() < batch {
