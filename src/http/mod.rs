@@ -35,13 +35,14 @@ mod wire;
 
 pub use access::Door;
 pub use error::Problem;
-pub use serve::serve;
+pub use serve::{serve, serve_latest};
 pub use tls::{TlsError, acceptor};
 
 use crate::client::{Client, NewTask};
 use crate::model::access::Role;
 use crate::pod::ready::Readiness;
 use crate::{clock, executor, limits};
+use arc_swap::ArcSwap;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -129,23 +130,46 @@ impl Api {
     }
 }
 
-/// `/metrics`, `/healthz`, `/readyz`, and what is common to all routes.
+/// `/metrics`, `/healthz`, `/readyz`, the API if there is one, and what is common to all routes.
 pub fn router(ops: Ops, api: Option<Api>) -> Router {
-    let own = Router::new()
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(health::healthz))
-        .route("/readyz", get(health::readyz))
-        .with_state(ops)
-        .layer(from_fn(in_time));
+    let own = ops_router(ops);
     let all = match api {
         Some(api) => own.merge(api_router(api)),
         None => own,
     };
+    dressed(all.fallback(error::no_such_path))
+}
+
+/// The routes of operators while there is nothing else yet: whatever else is asked for is answered with `why`, and every
+/// answer ends its connection, so that the next request meets whoever answers then.
+pub fn waiting_router(ops: Ops, why: Arc<ArcSwap<Problem>>) -> Router {
+    let refuse = move || {
+        let why = Problem::clone(&why.load());
+        async move { why }
+    };
+    dressed(ops_router(ops).fallback(refuse)).layer(from_fn(last_on_its_connection))
+}
+
+async fn last_on_its_connection(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+fn ops_router(ops: Ops) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .with_state(ops)
+        .layer(from_fn(in_time))
+}
+
+fn dressed(all: Router) -> Router {
     let large = SizeAbove::new(limits::HTTP_GZIP_MIN_BYTES)
         .and(NotForContentType::const_new("text/event-stream"))
         .and(NotForContentType::const_new("application/x-ndjson"));
-    all.fallback(error::no_such_path)
-        .method_not_allowed_fallback(error::no_such_method)
+    all.method_not_allowed_fallback(error::no_such_method)
         .layer(CompressionLayer::new().compress_when(large))
         .layer(RequestDecompressionLayer::new())
         .layer(CatchPanicLayer::custom(panicked))

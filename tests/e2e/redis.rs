@@ -2,6 +2,7 @@
 
 use super::*;
 use minutehand::client::{Due, NewTask};
+use minutehand::dev::fleet::SENTINEL_SERVICE;
 use minutehand::dev::redis::Fsync;
 use minutehand::model::QueueName;
 use minutehand::testing::clock::WrongClock;
@@ -22,8 +23,12 @@ const SETTINGS: [(&str, &str); 4] = [
 /// A path of a pod's HTTP port.
 fn http(pod: &Running, path: &str) -> (u16, String) {
     let line = pod.until_said("listening on http://", NEVER);
-    let at = line.split("http://").nth(1).unwrap().trim().to_owned();
-    let mut stream = TcpStream::connect(&at).unwrap();
+    ask(line.split("http://").nth(1).unwrap().trim(), path)
+}
+
+/// A path of an HTTP port.
+fn ask(at: &str, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(at).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
@@ -233,6 +238,127 @@ async fn who_starts_while_redis_is_in_trouble_waits_and_says_so() {
     let pod = town.program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
     pod.until_said("waiting for redis", NEVER);
     assert_eq!(pod.stop(NEVER), Some(0), "{}", pod.log());
+}
+
+/// The lines with which a service says that it cannot start.
+fn waits(process: &Running) -> Vec<String> {
+    process.err().lines().filter(|line| line.contains("cannot start yet")).map(str::to_owned).collect()
+}
+
+/// Pods and executors that are started before their Redis, or in an outage, wait for it: alive, not ready, and saying why
+/// once. They start by themselves, and end in order when they are told to meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_starts_before_redis_waits_for_it_and_says_so() {
+    let town = town(&[]).await;
+    town.bed().server().kill9();
+    let serve = ["serve", "--listen", "127.0.0.1:0"];
+    let pod = town.program.start("pod-1", &serve);
+    let work = ["work", "--queue", "flights", "--discard", "--listen", "127.0.0.1:0"];
+    let executor = town.program.start("ex-1", &work);
+    let other = town.program.start("pod-2", &serve);
+    let said = executor.until_said("cannot start yet", NEVER);
+    assert!(said.contains("WARN") && said.contains("redis unreachable at unix://"), "{said}");
+    let waiting = pod.until_said("waiting for redis; listening on http://", NEVER);
+    let tries = "minutehand_redis_errors_total{cause=\"unreachable\"}";
+    until("it to try again and again", NEVER, || (series(&pod, tries)? >= 5.0).then_some(()));
+    assert_eq!(http(&pod, "/healthz").0, 200);
+    let (status, found) = causes(&pod);
+    assert!(status == 503 && found.len() == 1 && found[0].contains("redis unreachable"), "{status} {found:?}");
+    let (status, problem) = http(&pod, "/v1/status");
+    let problem: serde_json::Value = serde_json::from_str(&problem).unwrap();
+    assert_eq!((status, &problem["code"]), (503, &"unavailable".into()), "{problem}");
+    assert!(problem["message"].to_string().contains("redis unreachable"), "{problem}");
+    let at = executor.until_said("serving /metrics", NEVER);
+    let at = at.split("http=").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+    assert_eq!((ask(&at, "/healthz").0, ask(&at, "/readyz").0), (200, 503));
+    // However often it has tried.
+    assert_eq!((waits(&pod).len(), waits(&executor).len()), (1, 1), "{}", pod.log());
+    pod.until_said("waiting for redis", NEVER);
+    assert_eq!(other.stop(NEVER), Some(0), "{}", other.log());
+
+    town.bed().server().restart().await.unwrap();
+    pod.until_said("pod starts", NEVER);
+    let now = until("the pod to say where it listens", NEVER, || {
+        pod.out().lines().find(|line| line.starts_with("listening on ")).map(str::to_owned)
+    });
+    assert_eq!(waiting, format!("waiting for redis; {now}"), "the port stays");
+    town.until_members(1, 1).await;
+    until_ready(&pod);
+    until("the executor to be ready", NEVER, || (ask(&at, "/readyz").0 == 200).then_some(()));
+    town.client.submit_batch(tasks(10, 100)).await.unwrap();
+    town.until_succeeded(10).await;
+    for process in [&pod, &executor] {
+        process.until_said("redis lets it start", NEVER);
+        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    }
+}
+
+/// A name that nobody knows yet, and a server that accepts and says nothing: as if there were none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_starts_before_redis_has_a_name_or_a_voice_waits_for_it() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    for (url, why) in [
+        ("redis://no-such-host.invalid:6379".to_owned(), "redis unreachable at redis://no-such-host.invalid"),
+        (format!("redis://{}", silent.local_addr().unwrap()), "redis unreachable at redis://127.0.0.1"),
+    ] {
+        let program = program(&url, NAMESPACE);
+        let pod = program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
+        pod.until_said(why, NEVER);
+        let (status, found) = causes(&pod);
+        assert!(status == 503 && found.iter().any(|cause| cause.contains(why)), "{found:?}");
+        assert_eq!(pod.stop(NEVER), Some(0), "{}", pod.log());
+    }
+}
+
+/// Sentinels that know no master yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_starts_before_sentinels_know_a_master_waits_for_it() {
+    let fleet = PrivateSentinel::start().await.unwrap();
+    let on_each = |words: &[&str]| {
+        for sentinel in &fleet.sentinels {
+            sentinel.run(words).unwrap();
+        }
+    };
+    on_each(&["SENTINEL", "REMOVE", SENTINEL_SERVICE]);
+    let program = program(&fleet.url(), NAMESPACE);
+    let pod = program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
+    let executor = program.start("ex-1", &["work", "--queue", "flights", "--discard"]);
+    executor.until_said("cannot start yet", NEVER);
+    pod.until_said("waiting for redis", NEVER);
+    let (status, found) = causes(&pod);
+    assert!(status == 503 && found.iter().any(|cause| cause.contains("redis-sentinel://")), "{found:?}");
+    let port = fleet.master.port().unwrap().to_string();
+    on_each(&["SENTINEL", "MONITOR", SENTINEL_SERVICE, "127.0.0.1", &port, "2"]);
+    pod.until_said("pod starts", NEVER);
+    executor.until_said("executor runs", NEVER);
+    program.json(&["submit", "--queue", "flights"]);
+    until("it has succeeded", NEVER, || {
+        (program.json(&["status"])["counts"]["succeeded"] == 1).then_some(())
+    });
+    for process in [&pod, &executor] {
+        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    }
+}
+
+/// What no waiting mends ends a service at once, each with its code.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_starts_with_what_never_comes_right_ends_at_once() {
+    let bed = Bed::own_server(ServerOptions { tcp: true, ..ServerOptions::default() }).await.unwrap();
+    let at = format!("127.0.0.1:{}", bed.server().port().unwrap());
+    for (url, code, part) in [
+        (format!("http://{at}"), 2, "the scheme is none of"),
+        (format!("redis-cluster://{at}"), 2, "not part of a cluster"),
+        (format!("redis://{at}/200"), 2, "no database 200"),
+        (format!("redis://nobody:wrong@{at}"), 1, "user name or password is wrong"),
+    ] {
+        let program = program(&url, NAMESPACE);
+        for words in [&["serve", "--listen", "127.0.0.1:0"][..], &["work", "--queue", "q", "--discard"]] {
+            let ended = program.run(&[words, &["--output", "json"]].concat());
+            assert_eq!(ended.code, Some(code), "{words:?} at {url}: {ended:?}");
+            assert!(ended.error()["message"].as_str().unwrap().contains(part), "{ended:?}");
+            assert!(!ended.err.contains("cannot start yet"), "{ended:?}");
+        }
+    }
 }
 
 /// A cluster that is not put together yet, and one of which a part is missing: who starts waits, says why, and goes on by

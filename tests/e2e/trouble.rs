@@ -157,7 +157,7 @@ async fn full_memory_refuses_new_work_and_lets_the_rest_drain() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_reached_is_said_within_two_seconds() {
+async fn commands_say_within_two_seconds_that_redis_cannot_be_reached() {
     // One port that refuses, one that accepts and never answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let refusing = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -172,8 +172,6 @@ async fn what_cannot_be_reached_is_said_within_two_seconds() {
         &["get", id],
         &["cancel", id],
         &["reschedule", id, "--in", "1s"],
-        &["serve", "--listen", "127.0.0.1:0"],
-        &["work", "--queue", "q", "--discard"],
         &["import", flights, "--due", "departure", "--queue", "q", "--tz", "UTC"],
     ];
     for (url, limit, commands) in [

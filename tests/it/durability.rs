@@ -1,13 +1,14 @@
 //! What each level of durability survives: a server is killed, and what it had acknowledged is counted.
 
-use crate::pair::{NEVER, Pair, space_on, submit, task};
+use crate::pair::{NEVER, Pair, space_at, space_on, submit, task};
 use minutehand::client::{Client, Due, NewTask, SubmitError};
 use minutehand::clock::mono;
 use minutehand::dev::redis::{Fsync, PrivateServer, ServerBinary, ServerOptions};
 use minutehand::model::{Durability, Key, TaskId};
 use minutehand::store::{ConnectSettings, Space, Store, StoreError, read};
+use minutehand::testing::fault::{Behind, Fault, FaultProxy};
 use parking_lot::Mutex;
-
+use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -150,6 +151,95 @@ async fn without_its_replica_a_submit_is_not_durable_and_safe_to_repeat() {
     pair.master.kill9();
     pair.promote();
     assert!(read::get(&space_on(&pair.replica).await, id).await.unwrap().is_some());
+}
+
+/// A task's key, and when it was answered that it stands.
+type Answered = BTreeMap<usize, (TaskId, Instant)>;
+
+/// Some 1,000 keyed tasks a second, a second and a half long. In the middle the link to the replica is paused, half a
+/// second later the master is gone and its replica has its place, and another replica follows that one. What got no answer, or no good
+/// one, is sent again under its key. Gives what was answered before the fail-over and what stands in the end.
+async fn submit_through_a_failover(level: Durability) -> (Answered, Answered, Instant) {
+    const ROUNDS: usize = 30;
+    const BATCH: usize = 50;
+    let (pair, link) = Pair::linked().await;
+    let door = FaultProxy::start(Behind::Unix(pair.master.socket())).await.expect("an address that moves");
+    let client = Client::new(space_at(door.url()).await);
+    let keyed = move |n: usize| {
+        let key = Some(Key::new(format!("order-{n}"), 3_600_000).expect("a key"));
+        NewTask { key, ..later(level) }
+    };
+    let before: Arc<Mutex<Answered>> = Arc::default();
+    let mut sent = JoinSet::new();
+    let (mut paused, mut heir) = (mono(), None);
+    for round in 0..ROUNDS {
+        let (client, before) = (client.clone(), Arc::clone(&before));
+        sent.spawn(async move {
+            let all = round * BATCH..(round + 1) * BATCH;
+            // Broken off by the fail-over: all of them are sent again.
+            let Ok(told) = client.submit_batch(all.clone().map(keyed).collect()).await else { return };
+            let at = mono();
+            let stand = all.zip(told).filter_map(|(n, told)| Some((n, (told.ok()?.id, at))));
+            before.lock().extend(stand);
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if round == ROUNDS / 3 {
+            paused = mono();
+            link.set(Fault { half_open: true, ..Fault::default() });
+        }
+        if round == ROUNDS * 2 / 3 {
+            pair.master.kill9();
+            // What was held back on the link does not arrive any more.
+            link.cut();
+            pair.promote();
+            door.lead_to(Behind::Unix(pair.replica.socket()));
+            heir = Some(pair.heir().await);
+        }
+    }
+    let heir = heir.expect("there was a fail-over");
+    while let Some(done) = sent.join_next().await {
+        done.expect("a batch");
+    }
+    // Whatever was not answered well is sent again, until it stands.
+    let (before, start) = (before.lock().clone(), mono());
+    let mut after = Answered::new();
+    while after.len() < ROUNDS * BATCH {
+        assert!(start.elapsed() < NEVER, "{} of {} stand", after.len(), ROUNDS * BATCH);
+        let open: Vec<usize> = (0..ROUNDS * BATCH).filter(|n| !after.contains_key(n)).take(500).collect();
+        if let Ok(told) = client.submit_batch(open.iter().map(|n| keyed(*n)).collect()).await {
+            let at = mono();
+            after.extend(open.into_iter().zip(told).filter_map(|(n, told)| Some((n, (told.ok()?.id, at)))));
+        }
+    }
+    let counts = client.counts().await.expect("counts").0;
+    assert_eq!(counts.submitted, (ROUNDS * BATCH) as i64, "one task for each key, in {counts:?}");
+    assert!(heir.pid().is_some());
+    (before, after, paused)
+}
+
+/// Those that were answered and are not those that stand.
+fn replaced(before: &Answered, after: &Answered) -> Vec<Instant> {
+    let lost = before.iter().filter(|(n, (id, _))| after[n].0 != *id);
+    lost.map(|(_, (_, at))| *at).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_past_a_paused_link_takes_nothing_that_waited_for_a_replica() {
+    let (before, after, _) = submit_through_a_failover(WAIT).await;
+    println!("wait:1: {} of {} were answered before anything was repeated", before.len(), after.len());
+    assert!(before.len() >= 500 && before.len() < after.len(), "{} of {}", before.len(), after.len());
+    assert_eq!(replaced(&before, &after), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_past_a_paused_link_takes_no_more_than_was_answered_meanwhile() {
+    let (before, after, paused) = submit_through_a_failover(Durability::Memory).await;
+    let lost = replaced(&before, &after);
+    println!("memory: {} of {} acknowledged tasks were lost", lost.len(), before.len());
+    assert!(!lost.is_empty(), "the link was paused in vain");
+    // What was on its way to the replica when the link was paused is lost too.
+    let slack = Duration::from_millis(100);
+    assert!(lost.iter().all(|at| *at + slack >= paused), "one was lost from before the link was paused");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
