@@ -22,18 +22,36 @@ const SETTINGS: [(&str, &str); 4] = [
 
 /// A path of a pod's HTTP port.
 fn http(pod: &Running, path: &str) -> (u16, String) {
+    ask(&at(pod), path)
+}
+
+/// Where a pod's HTTP port is.
+fn at(pod: &Running) -> String {
     let line = pod.until_said("listening on http://", NEVER);
-    ask(line.split("http://").nth(1).unwrap().trim(), path)
+    line.split("http://").nth(1).unwrap().trim().to_owned()
 }
 
 /// A path of an HTTP port.
 fn ask(at: &str, path: &str) -> (u16, String) {
+    let (status, _, body) = send(at, "GET", path, "");
+    (status, body)
+}
+
+/// A request to an HTTP port; gives status, headers and body.
+fn send(at: &str, method: &str, path: &str, body: &str) -> (u16, String, String) {
     let mut stream = TcpStream::connect(at).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let status = text.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, text.split_once("\r\n\r\n").unwrap().1.to_owned())
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (status, head.to_owned(), body.to_owned())
 }
 
 /// A series of a pod's metrics; nothing where it does not exist.
@@ -102,6 +120,14 @@ async fn through<Ended: Future<Output = ()>>(
     let refused = town.program.run(&["submit", "--queue", "flights", "--output", "json"]);
     assert!(matches!(refused.code, Some(1 | 4)), "{refused:?}");
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    // Who asks a pod hears the cause, and when to ask again.
+    let start = minutehand::clock::mono();
+    let (status, head, problem) = send(&at(&pods[0]), "POST", "/v1/tasks", r#"{"queue":"flights"}"#);
+    let problem: serde_json::Value = serde_json::from_str(&problem).unwrap();
+    let code = problem["code"].as_str().unwrap();
+    assert!(status == 503 && code.starts_with("unavailable"), "{status} {problem}");
+    assert!(head.contains("retry-after: "), "{head}");
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     end(bed).await;
     let ended = minutehand::clock::mono();
     let stalls = Stalls::watch();
@@ -133,6 +159,45 @@ fn set(server: &PrivateServer, words: &[&str]) {
     server.run(words).unwrap();
 }
 
+/// Somebody's script does not end.
+fn stick(server: &PrivateServer) {
+    let socket = server.socket();
+    std::thread::spawn(move || {
+        let mut wire =
+            minutehand::dev::wire::Wire::open(&minutehand::dev::wire::Door::Unix(socket)).unwrap();
+        // Killed in the end, or given up by this side.
+        let _ = wire.run(&["EVAL", "while true do end", "0"]);
+    });
+    until("the server to be stuck", NEVER, || {
+        let told = server.run(&["PING"]);
+        told.map_or_else(|error| error.to_string(), |told| told.text().to_string()).contains("BUSY").then_some(())
+    });
+}
+
+fn unstick(server: &PrivateServer) {
+    until("the script to be killed", NEVER, || server.run(&["SCRIPT", "KILL"]).ok());
+}
+
+/// What bears the name of the snapshot cannot be replaced by it.
+fn break_disk(server: &PrivateServer) {
+    std::fs::create_dir(server.dir().join("dump.rdb")).unwrap();
+    saved(server, "err");
+}
+
+fn mend_disk(server: &PrivateServer) {
+    std::fs::remove_dir(server.dir().join("dump.rdb")).unwrap();
+    saved(server, "ok");
+}
+
+fn saved(server: &PrivateServer, how: &str) {
+    until("the snapshot", NEVER, || {
+        // One is under way, or the last one has just failed.
+        let _ = server.run(&["BGSAVE"]);
+        let info = server.run(&["INFO", "persistence"]).unwrap();
+        info.text().contains(&format!("rdb_last_bgsave_status:{how}")).then_some(())
+    });
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_became_a_replica() {
     let trouble = Trouble { word: "READONLY", metric: "readonly" };
@@ -152,42 +217,15 @@ async fn too_few_replicas() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_script_of_somebody_that_does_not_end() {
     let trouble = Trouble { word: "BUSY", metric: "busy" };
-    let begin = |server: &PrivateServer| {
-        let socket = server.socket();
-        std::thread::spawn(move || {
-            let mut wire =
-                minutehand::dev::wire::Wire::open(&minutehand::dev::wire::Door::Unix(socket)).unwrap();
-            // Killed in the end, or given up by this side.
-            let _ = wire.run(&["EVAL", "while true do end", "0"]);
-        });
-    };
-    let end = async |bed: Arc<Bed>| {
-        until("the script to be killed", NEVER, || bed.server().run(&["SCRIPT", "KILL"]).ok());
-    };
-    through(trouble, town(&["busy-reply-threshold 100"]).await, begin, end).await;
+    let end = async |bed: Arc<Bed>| unstick(bed.server());
+    through(trouble, town(&["busy-reply-threshold 100"]).await, stick, end).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_takes_nothing() {
     let trouble = Trouble { word: "MISCONF", metric: "misconf" };
-    let saved = |server: &PrivateServer, how: &str| {
-        until("the snapshot", NEVER, || {
-            // One is under way, or the last one has just failed.
-            let _ = server.run(&["BGSAVE"]);
-            let info = server.run(&["INFO", "persistence"]).unwrap();
-            info.text().contains(&format!("rdb_last_bgsave_status:{how}")).then_some(())
-        });
-    };
-    let begin = move |server: &PrivateServer| {
-        // What bears the name of the snapshot cannot be replaced by it.
-        std::fs::create_dir(server.dir().join("dump.rdb")).unwrap();
-        saved(server, "err");
-    };
-    let end = async move |bed: Arc<Bed>| {
-        std::fs::remove_dir(bed.server().dir().join("dump.rdb")).unwrap();
-        saved(bed.server(), "ok");
-    };
-    through(trouble, town(&["save 3600 1000000"]).await, begin, end).await;
+    let end = async |bed: Arc<Bed>| mend_disk(bed.server());
+    through(trouble, town(&["save 3600 1000000"]).await, break_disk, end).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -212,32 +250,47 @@ async fn a_server_that_reads_its_file_for_long() {
     through(trouble, town, begin, end).await;
 }
 
+/// A pod and an executor are started in each of these troubles: they wait, say why, and start when it is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_starts_while_redis_is_in_trouble_waits_and_says_so() {
-    let town = town(&[]).await;
+    let town = town(&["busy-reply-threshold 100", "save 3600 1000000"]).await;
     let redis = town.bed().server();
-    set(redis, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    let pod = town.program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
-    let executor = town.program.start("ex-1", &["work", "--queue", "flights", "--discard"]);
-    executor.until_said("cannot start yet", NEVER);
-    let line = pod.until_said("waiting for redis; listening on http://", NEVER);
-    assert!(line.ends_with(|end: char| end.is_ascii_digit()), "{line}");
-    assert_eq!(http(&pod, "/healthz").0, 200);
-    let (status, found) = causes(&pod);
-    assert!(status == 503 && found.iter().any(|cause| cause.contains("NOREPLICAS")), "{found:?}");
-    set(redis, &["CONFIG", "SET", "min-replicas-to-write", "0"]);
-    pod.until_said("pod starts", NEVER);
-    town.until_members(1, 1).await;
-    town.client.submit_batch(tasks(10, 100)).await.unwrap();
-    town.until_succeeded(10).await;
-    for process in [&pod, &executor] {
-        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    let troubles: [(&str, fn(&PrivateServer), fn(&PrivateServer)); 4] = [
+        (
+            "NOREPLICAS",
+            |redis| set(redis, &["CONFIG", "SET", "min-replicas-to-write", "1"]),
+            |redis| set(redis, &["CONFIG", "SET", "min-replicas-to-write", "0"]),
+        ),
+        (
+            "READONLY",
+            |redis| set(redis, &["REPLICAOF", "127.0.0.1", "1"]),
+            |redis| set(redis, &["REPLICAOF", "NO", "ONE"]),
+        ),
+        ("BUSY", stick, unstick),
+        ("MISCONF", break_disk, mend_disk),
+    ];
+    for (n, (word, begin, end)) in troubles.into_iter().enumerate() {
+        begin(redis);
+        let pod = town.program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
+        let executor = town.program.start("ex-1", &["work", "--queue", "flights", "--discard"]);
+        executor.until_said("cannot start yet", NEVER);
+        let line = pod.until_said("waiting for redis; listening on http://", NEVER);
+        assert!(line.ends_with(|end: char| end.is_ascii_digit()), "{line}");
+        assert_eq!(http(&pod, "/healthz").0, 200);
+        let (status, found) = causes(&pod);
+        assert!(status == 503 && found.iter().any(|cause| cause.contains(word)), "{word}: {found:?}");
+        let (status, problem) = http(&pod, "/v1/status");
+        let code = format!("unavailable_{}", word.to_lowercase());
+        assert!(status == 503 && problem.contains(&code), "{word}: {status} {problem}");
+        end(redis);
+        pod.until_said("pod starts", NEVER);
+        executor.until_said("executor runs", NEVER);
+        town.client.submit_batch(tasks(10, 100)).await.unwrap();
+        town.until_succeeded(10 * (n as i64 + 1)).await;
+        for process in [&pod, &executor] {
+            assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+        }
     }
-    // Told to stop while it waits, it ends in order.
-    set(redis, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    let pod = town.program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
-    pod.until_said("waiting for redis", NEVER);
-    assert_eq!(pod.stop(NEVER), Some(0), "{}", pod.log());
 }
 
 /// The lines with which a service says that it cannot start.
