@@ -63,12 +63,12 @@ cases:
 		-E 'binary(e2e) | binary(it)'
 
 # Needs cargo-fuzz (`cargo install cargo-fuzz`) and a nightly toolchain. It begins with what is well formed, and keeps in
-# fuzz/corpus what led further; what breaks a decoder lies in fuzz/artifacts.
+# fuzz/corpus what led further; what breaks a decoder lies in fuzz/artifacts. FUZZ_FLAGS=--dev builds faster and runs slower.
 FUZZ = spec offer event journal outcome import
 fuzz:
 	@MINUTEHAND_FUZZ_CORPUS="$(CURDIR)/fuzz/corpus" $(CARGO) test --quiet --features testing --test fuzz each_target_has_its_fuzzer
 	@set -e; for target in $(FUZZ); do \
-		$(CARGO) +nightly fuzz run --dev $$target -- -max_total_time=$${FUZZ_SECONDS:-60} -rss_limit_mb=1024 -timeout=5; \
+		$(CARGO) +nightly fuzz run $(FUZZ_FLAGS) $$target -- -max_total_time=$${FUZZ_SECONDS:-60} -rss_limit_mb=1024 -timeout=5; \
 	done
 
 bench:

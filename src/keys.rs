@@ -21,7 +21,7 @@
 //! | `task:<home hour>` | HASH | id → spec |
 //! | `at` | HASH | id → due, lane, fence, failures, of tasks that are not at home |
 //! | `run` | HASH | id → phase, deadline, grant, lane, holder |
-//! | `lease:<second>` | STRING | ids whose lease may lapse then |
+//! | `lease:<second, with a tenth>` | STRING | ids whose lease may lapse then |
 //! | `leases` | ZSET | seconds that have such a string |
 //! | `timer:<minute>` | ZSET | ids with a deadline, by ms |
 //! | `keys:<shard>` | HASH | name of an idempotency key → id without its bucket; until when it stands, once the task has ended |
