@@ -225,7 +225,13 @@ impl Kind {
             ("ring", Some("0" | "1" | "2" | "3" | "4" | "5")) => Self::Ring,
             ("held", Some(rest)) if !rest.is_empty() => Self::Held,
             ("task", Some(rest)) if number(rest) => Self::Task,
-            ("lease", Some(rest)) if number(rest) => Self::Lease,
+            ("lease", Some(rest))
+                if rest
+                    .split_once('.')
+                    .is_some_and(|(s, tenth)| number(s) && tenth.len() == 1 && number(tenth)) =>
+            {
+                Self::Lease
+            }
             ("timer", Some(rest)) if number(rest) => Self::Timer,
             ("keys", Some(rest)) if number(rest) => Self::Keys,
             ("keyend", Some(rest)) if number(rest) => Self::KeyEnd,

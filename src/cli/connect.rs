@@ -157,8 +157,7 @@ struct Told {
 impl Told {
     fn is_due(&mut self, what: &str, now: Instant) -> bool {
         let since = self.at.map(|at| now.saturating_duration_since(at));
-        let due =
-            since.is_none_or(|since| since >= if self.what == what { TOLD_MAX } else { TOLD_MIN });
+        let due = since.is_none_or(|since| since >= if self.what == what { TOLD_MAX } else { TOLD_MIN });
         if due {
             (self.at, self.what) = (Some(now), what.to_owned());
         }

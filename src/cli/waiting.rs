@@ -24,7 +24,8 @@ impl Waiting {
         let redis = &settings.redis;
         let news = redis.connect_timeout.duration() * 3 + redis.call_timeout.duration() * 2;
         let ready = Arc::new(Readiness::new(news.max(settings.pod.poll.duration() * 3)));
-        let why = Problem::unavailable("unavailable", "it has just started and is not connected to redis yet");
+        let why =
+            Problem::unavailable("unavailable", "it has just started and is not connected to redis yet");
         let why = Arc::new(ArcSwap::from_pointee(why));
         let ops = Ops { metrics, ready: Some(Arc::clone(&ready)) };
         let router = http::waiting_router(ops, Arc::clone(&why));

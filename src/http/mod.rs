@@ -38,7 +38,7 @@ pub use error::Problem;
 pub use serve::{serve, serve_latest};
 pub use tls::{TlsError, acceptor};
 
-use crate::client::{Client, NewTask};
+use crate::client::{Client, NewTask, with_patience};
 use crate::model::access::Role;
 use crate::pod::ready::Readiness;
 use crate::{clock, executor, limits};
@@ -260,9 +260,10 @@ fn api_router(api: Api) -> Router {
     router.route("/openapi.json", document).route("/docs", get(docs::page)).with_state(api)
 }
 
-/// An answer within [`limits::HTTP_TIMEOUT_MS`].
+/// An answer within [`limits::HTTP_TIMEOUT_MS`], and a refusal of Redis soon: the caller may have others to ask.
 async fn in_time(request: Request, next: Next) -> Response {
-    match tokio::time::timeout(clock::ms(limits::HTTP_TIMEOUT_MS), next.run(request)).await {
+    let work = with_patience(clock::ms(limits::HTTP_REPEAT_MS), next.run(request));
+    match tokio::time::timeout(clock::ms(limits::HTTP_TIMEOUT_MS), work).await {
         Ok(response) => response,
         Err(_) => error::timed_out().into_response(),
     }

@@ -130,7 +130,8 @@ async fn round(point: Point, trap: Trap, load: Load) -> bool {
         drop(pod);
         pod = Lone::start(bed.server().url(), namespace, "heir-1".into(), claim_rows, || {});
     }
-    until(&format!("all is done, {trap:?} after {point:?}"), async || succeeded().await == i64::from(tasks)).await;
+    until(&format!("all is done, {trap:?} after {point:?}"), async || succeeded().await == i64::from(tasks))
+        .await;
     drop(pod);
     stop.cancel();
     executor.await.unwrap().unwrap();
