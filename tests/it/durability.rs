@@ -200,9 +200,6 @@ async fn submit_through_a_failover(level: Durability) -> Failover {
             link.set(Fault { half_open: true, ..Fault::default() });
         }
         if round == ROUNDS * 2 / 3 {
-            let told = pair.master.run(&["INFO", "replication"]).expect("info");
-            println!("{}", told.text());
-            println!("{:?} {:?}", pair.master.run(&["DBSIZE"]), pair.replica.run(&["DBSIZE"]));
             failed = mono();
             pair.master.kill9();
             // What was held back on the link does not arrive any more.

@@ -33,8 +33,11 @@ pub async fn replica_of(master: &PrivateServer, port: u16, options: ServerOption
     let replica = PrivateServer::start(ServerOptions { lines, ..options }).await.expect("a replica");
     let up = async {
         loop {
-            let told = master.run(&["INFO", "replication"]).expect("info");
-            if told.text().contains("state=online") {
+            // The master says so while the replica still puts the first snapshot to its disk, which may take seconds.
+            let info = |server: &PrivateServer| server.run(&["INFO", "replication"]).expect("info");
+            if info(master).text().contains("state=online")
+                && info(&replica).text().contains("master_link_status:up")
+            {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
