@@ -106,7 +106,8 @@ async fn through<Ended: Future<Output = ()>>(
     let error_series = format!("minutehand_redis_errors_total{{cause=\"{}\"}}", trouble.metric);
     for pod in &pods {
         pod.until_said(trouble.word, NEVER);
-        until("the pod to be not ready, and to say why", NEVER, || {
+        // Three polls after the last success, though most buckets have nothing to do and rest.
+        until("the pod to be not ready, and to say why", Duration::from_secs(8), || {
             let (status, causes) = causes(pod);
             (status == 503 && causes.iter().any(|cause| cause.contains(trouble.word))).then_some(())
         });
