@@ -77,7 +77,7 @@ pub async fn run(args: &DevArgs, loaded: &Loaded, output: Output) -> Result<Exit
     let redis = ConnectSettings { url: server.url(), ..super::connect::settings(settings)? };
     let space = Space::open(Store::connect(redis).await?, namespace).await?;
     let opened = serve::Opened::of(space, &plan, settings).await?;
-    let served = serve::Served::new(port, plan, opened)?;
+    let served = serve::Served::new(port, plan, opened, settings)?;
     let found = Found { url: server.url(), http: served.url() };
     let files = publish(&dir, &found);
     let binary = server.binary();
@@ -98,7 +98,7 @@ pub async fn run(args: &DevArgs, loaded: &Loaded, output: Output) -> Result<Exit
              minutehand status\n\nCtrl-C stops it; the data stay.\n"
         )
     });
-    let result = served.run(settings, stop).await;
+    let result = served.run(stop).await;
     for file in files {
         // Only our own: another `dev` may have put its place there since.
         if std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Found>(&text).ok()).as_ref()

@@ -74,14 +74,11 @@ impl Port {
     }
 }
 
-/// A pod with its HTTP port, not yet running.
+/// A pod that does not run yet, and its HTTP port, which answers all requests.
 pub struct Served {
     pod: Pod,
     house: House,
-    client: Client,
     port: Port,
-    door: Door,
-    template: NewTask,
 }
 
 /// Whether callers must show a token. On an address that others reach, nobody is let in unasked by accident.
@@ -181,14 +178,19 @@ impl Opened {
 }
 
 impl Served {
-    /// Makes the pod. Open the port before the space, so that its metrics miss nothing.
-    pub fn new(port: Port, plan: Plan, opened: Opened) -> Result<Self, CliError> {
+    /// Makes the pod and opens the API. Open the port before the space, so that its metrics miss nothing.
+    pub fn new(port: Port, plan: Plan, opened: Opened, settings: &Settings) -> Result<Self, CliError> {
         let Opened { client, door } = opened;
         let space = client.space().clone();
         let pod = Pod::new(space.clone(), PodSettings { listen: port.http.to_string(), ..plan.pod });
         let house = House::new(space, pod.id(), plan.webhook)
             .map_err(|error| CliError::usage("webhook", error.to_string()))?;
-        Ok(Self { pod, house, client, port, door, template: plan.template })
+        let ops = Ops { metrics: port.metrics.clone(), ready: Some(pod.ready()) };
+        let api = Api::new(client, plan.template, door, port.ended.clone())
+            .poll_wait(settings.http.poll_wait.duration());
+        port.waiting.ends(http::router(ops, Some(api)));
+        tracing::info!(http = %port.http, "serving /v1, /docs, /metrics, /healthz and /readyz");
+        Ok(Self { pod, house, port })
     }
 
     /// Where HTTP is answered.
@@ -197,21 +199,15 @@ impl Served {
     }
 
     /// Works until `stop`, then lets go in order: the pod first, so that its last state can be seen.
-    pub async fn run(self, settings: &Settings, stop: CancellationToken) -> Result<(), CliError> {
-        let Self { pod, house, client, port, door, template } = self;
-        let ops = Ops { metrics: port.metrics.clone(), ready: Some(pod.ready()) };
-        let api = Api::new(client, template, door, port.ended.clone())
-            .poll_wait(settings.http.poll_wait.duration());
-        port.waiting.ends(http::router(ops, Some(api)));
-        tracing::info!(http = %port.http, "serving /v1, /docs, /metrics, /healthz and /readyz");
-        let at_home = tokio::spawn(house.run(stop.clone()));
-        let result = pod.run(stop).await;
+    pub async fn run(self, stop: CancellationToken) -> Result<(), CliError> {
+        let at_home = tokio::spawn(self.house.run(stop.clone()));
+        let result = self.pod.run(stop).await;
         match at_home.await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::warn!(%error, "the executor beside the pod ended with an error"),
             Err(error) => tracing::warn!(%error, "the executor beside the pod broke off"),
         }
-        port.close().await;
+        self.port.close().await;
         Ok(result?)
     }
 }
@@ -254,9 +250,9 @@ pub async fn run(loaded: &Loaded) -> Result<Exit, CliError> {
         port.close().await;
         return Ok(Exit::Ok);
     };
-    let served = Served::new(port, plan, opened)?;
+    let served = Served::new(port, plan, opened, settings)?;
     // One line on stdout for scripts that take a free port; the log is on stderr.
     render::print(&format!("listening on {}", served.url()));
-    served.run(settings, stop).await?;
+    served.run(stop).await?;
     Ok(Exit::Ok)
 }
