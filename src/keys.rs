@@ -225,13 +225,7 @@ impl Kind {
             ("ring", Some("0" | "1" | "2" | "3" | "4" | "5")) => Self::Ring,
             ("held", Some(rest)) if !rest.is_empty() => Self::Held,
             ("task", Some(rest)) if number(rest) => Self::Task,
-            ("lease", Some(rest))
-                if rest
-                    .split_once('.')
-                    .is_some_and(|(s, tenth)| number(s) && tenth.len() == 1 && number(tenth)) =>
-            {
-                Self::Lease
-            }
+            ("lease", Some(rest)) if is_lease_name(rest) => Self::Lease,
             ("timer", Some(rest)) if number(rest) => Self::Timer,
             ("keys", Some(rest)) if number(rest) => Self::Keys,
             ("keyend", Some(rest)) if number(rest) => Self::KeyEnd,
@@ -270,6 +264,12 @@ impl Kind {
             Self::Events | Self::Outbox => "stream",
         }
     }
+}
+
+/// A second and a tenth; builds before the tenths wrote none.
+fn is_lease_name(rest: &str) -> bool {
+    let (second, tenth) = rest.split_once('.').unwrap_or((rest, "0"));
+    number(second) && tenth.len() == 1 && number(tenth)
 }
 
 /// `<minute>[u][.<second>[.<part>]]`
@@ -365,6 +365,9 @@ mod tests {
             ("dead", Some(Kind::Dead)),
             ("dead:x", None),
             ("meta:1", None),
+            ("lease:1764511261.3", Some(Kind::Lease)),
+            ("lease:1764511261", Some(Kind::Lease)),
+            ("lease:1764511261.30", None),
             ("last:p1", Some(Kind::Last)),
             ("stranger", None),
         ];
