@@ -269,7 +269,8 @@ impl Kind {
 /// A second and a tenth; builds before the tenths wrote none.
 fn is_lease_name(rest: &str) -> bool {
     let (second, tenth) = rest.split_once('.').unwrap_or((rest, "0"));
-    number(second) && tenth.len() == 1 && number(tenth)
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    digits(second) && second.len() <= 12 && tenth.len() == 1 && digits(tenth)
 }
 
 /// `<minute>[u][.<second>[.<part>]]`
