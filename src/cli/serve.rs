@@ -171,7 +171,7 @@ pub struct Opened {
 impl Opened {
     /// In a space that is open.
     pub async fn of(space: Space, plan: &Plan, settings: &Settings) -> Result<Self, Obstacle> {
-        let client = Client::with_defaults(space, plan.defaults.clone());
+        let client = Client::with_defaults(space, plan.defaults);
         let door = door(&client, settings).await?;
         Ok(Self { client, door })
     }
