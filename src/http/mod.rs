@@ -353,4 +353,30 @@ mod tests {
         shutdown.cancel();
         server.await.unwrap().unwrap();
     }
+
+    #[tokio::test]
+    async fn who_waits_refuses_with_the_cause_and_keeps_no_connection_for_itself() {
+        let why = Arc::new(ArcSwap::from_pointee(Problem::unavailable("unavailable", "no redis yet")));
+        let router = Arc::new(ArcSwap::from_pointee(waiting_router(Ops::default(), why)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let server = tokio::spawn(serve_latest(listener, Arc::clone(&router), None, shutdown.clone()));
+        // It would keep its connection: the answer is read to the end that the server makes.
+        let kept = async |path: &str| {
+            let mut stream = TcpStream::connect(at).await.unwrap();
+            stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.unwrap();
+            text
+        };
+        assert!(kept("/healthz").await.starts_with("HTTP/1.1 200"));
+        let text = kept("/v1/status").await;
+        assert!(text.starts_with("HTTP/1.1 503") && text.contains("no redis yet"), "{text}");
+        assert!(text.contains("retry-after: 1\r\n") && text.contains("connection: close\r\n"), "{text}");
+        router.store(Arc::new(Router::new().route("/v1/status", get(async || "here"))));
+        assert_eq!(ask(at, "/v1/status").await, (200, "here".to_owned()));
+        shutdown.cancel();
+        server.await.unwrap().unwrap();
+    }
 }
