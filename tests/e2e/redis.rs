@@ -254,12 +254,15 @@ async fn a_server_that_reads_its_file_for_long() {
     through(trouble, town, begin, end).await;
 }
 
+/// What is done to a server.
+type Step = fn(&PrivateServer);
+
 /// A pod and an executor are started in each of these troubles: they wait, say why, and start when it is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_starts_while_redis_is_in_trouble_waits_and_says_so() {
     let town = town(&["busy-reply-threshold 100", "save 3600 1000000"]).await;
     let redis = town.bed().server();
-    let troubles: [(&str, fn(&PrivateServer), fn(&PrivateServer)); 4] = [
+    let troubles: [(&str, Step, Step); 4] = [
         (
             "NOREPLICAS",
             |redis| set(redis, &["CONFIG", "SET", "min-replicas-to-write", "1"]),
