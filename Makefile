@@ -68,7 +68,7 @@ FUZZ = spec offer event journal outcome import
 fuzz:
 	@MINUTEHAND_FUZZ_CORPUS="$(CURDIR)/fuzz/corpus" $(CARGO) test --quiet --features testing --test fuzz each_target_has_its_fuzzer
 	@set -e; for target in $(FUZZ); do \
-		$(CARGO) +nightly fuzz run $(FUZZ_FLAGS) $$target -- -max_total_time=$${FUZZ_SECONDS:-60} -rss_limit_mb=1024 -timeout=5; \
+		$(CARGO) +nightly fuzz run $(FUZZ_FLAGS) $$target -- -max_total_time=$${FUZZ_SECONDS:-60} -rss_limit_mb=1024 -timeout=30; \
 	done
 
 bench:
