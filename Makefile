@@ -7,7 +7,7 @@ CARGO ?= cargo
 SERVER = $$(scripts/get-server)
 WITH_SERVER = set -e; server=$(SERVER); export MINUTEHAND_REDIS_SERVER="$$server";
 
-.PHONY: demo test cases bench bench-peers chaos chaos-cluster chaos-sentinel chaos-valkey e2e-cluster e2e-sentinel e2e-valkey \
+.PHONY: demo test cases fuzz bench bench-peers chaos chaos-cluster chaos-sentinel chaos-valkey e2e-cluster e2e-sentinel e2e-valkey \
 	lint docs server help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make chaos-cluster, chaos-sentinel, chaos-valkey    the same there, for 60 s; CHAOS_WAIT=0 counts what is lost'
 	@echo 'make e2e-cluster, e2e-sentinel, e2e-valkey          the program end to end on each of them'
 	@echo 'make cases   trials of full size: millions of tasks, some minutes and 2 GiB'
+	@echo 'make fuzz    each decoder under libFuzzer for FUZZ_SECONDS (60); FUZZ="spec journal" for some'
 	@echo 'make bench   what a task costs, beside the floor; BENCH="lifecycle --rounds 3" for one of them'
 	@echo 'make bench-peers  the same work by other schedulers, installed under target/peers; PEERS="--only bullmq"'
 	@echo 'make lint    formatting and clippy, warnings denied'
@@ -58,7 +59,17 @@ e2e-valkey:
 
 # Trials of full size that the tests make with fewer tasks.
 cases:
-	@$(WITH_SERVER) $(CARGO) nextest run --no-fail-fast --success-output final --features testing --run-ignored ignored-only -E 'binary(e2e)'
+	@$(WITH_SERVER) $(CARGO) nextest run --no-fail-fast --success-output final --features testing --run-ignored ignored-only \
+		-E 'binary(e2e) | binary(it)'
+
+# Needs cargo-fuzz (`cargo install cargo-fuzz`) and a nightly toolchain. It begins with what is well formed, and keeps in
+# fuzz/corpus what led further; what breaks a decoder lies in fuzz/artifacts. FUZZ_FLAGS=--dev builds faster and runs slower.
+FUZZ = spec offer event journal outcome import
+fuzz:
+	@MINUTEHAND_FUZZ_CORPUS="$(CURDIR)/fuzz/corpus" $(CARGO) test --quiet --features testing --test fuzz each_target_has_its_fuzzer
+	@set -e; for target in $(FUZZ); do \
+		$(CARGO) +nightly fuzz run $(FUZZ_FLAGS) $$target -- -max_total_time=$${FUZZ_SECONDS:-60} -rss_limit_mb=1024 -timeout=30; \
+	done
 
 bench:
 	@$(WITH_SERVER) $(CARGO) bench --features testing --bench bench -- $(BENCH)

@@ -21,7 +21,7 @@
 //! | `task:<home hour>` | HASH | id → spec |
 //! | `at` | HASH | id → due, lane, fence, failures, of tasks that are not at home |
 //! | `run` | HASH | id → phase, deadline, grant, lane, holder |
-//! | `lease:<second>` | STRING | ids whose lease may lapse then |
+//! | `lease:<second, with a tenth>` | STRING | ids whose lease may lapse then |
 //! | `leases` | ZSET | seconds that have such a string |
 //! | `timer:<minute>` | ZSET | ids with a deadline, by ms |
 //! | `keys:<shard>` | HASH | name of an idempotency key → id without its bucket; until when it stands, once the task has ended |
@@ -225,7 +225,7 @@ impl Kind {
             ("ring", Some("0" | "1" | "2" | "3" | "4" | "5")) => Self::Ring,
             ("held", Some(rest)) if !rest.is_empty() => Self::Held,
             ("task", Some(rest)) if number(rest) => Self::Task,
-            ("lease", Some(rest)) if number(rest) => Self::Lease,
+            ("lease", Some(rest)) if is_lease_name(rest) => Self::Lease,
             ("timer", Some(rest)) if number(rest) => Self::Timer,
             ("keys", Some(rest)) if number(rest) => Self::Keys,
             ("keyend", Some(rest)) if number(rest) => Self::KeyEnd,
@@ -264,6 +264,13 @@ impl Kind {
             Self::Events | Self::Outbox => "stream",
         }
     }
+}
+
+/// A second and a tenth; builds before the tenths wrote none.
+fn is_lease_name(rest: &str) -> bool {
+    let (second, tenth) = rest.split_once('.').unwrap_or((rest, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    digits(second) && second.len() <= 12 && tenth.len() == 1 && digits(tenth)
 }
 
 /// `<minute>[u][.<second>[.<part>]]`
@@ -359,6 +366,9 @@ mod tests {
             ("dead", Some(Kind::Dead)),
             ("dead:x", None),
             ("meta:1", None),
+            ("lease:1764511261.3", Some(Kind::Lease)),
+            ("lease:1764511261", Some(Kind::Lease)),
+            ("lease:1764511261.30", None),
             ("last:p1", Some(Kind::Last)),
             ("stranger", None),
         ];

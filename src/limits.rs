@@ -174,6 +174,9 @@ pub const EVENTS_MAX_BYTES: usize = 512 << 20;
 pub const HTTP_CONNECTIONS_MAX: usize = 2_048;
 /// Longest time for the answer to one HTTP request; streams and long polls have bounds of their own.
 pub const HTTP_TIMEOUT_MS: i64 = 10_000;
+/// Longest time in which an HTTP request tries again where Redis is away or refuses; then its caller hears of it, with the
+/// cause and when to ask again.
+pub const HTTP_REPEAT_MS: i64 = 1_000;
 /// Longest time for the head of an HTTP request, or for a TLS handshake.
 pub const HTTP_HEADERS_MS: i64 = 10_000;
 /// Longest head of an HTTP request, with room for a Last-Event-ID of 1,024 buckets.

@@ -1,6 +1,7 @@
 //! The fuzz targets, for a short time: what is well formed is changed by chance, and nothing may panic or eat memory.
 //!
-//! `MINUTEHAND_FUZZ_SECONDS` makes it longer, `MINUTEHAND_FUZZ_SEED` (as printed) repeats a run.
+//! `MINUTEHAND_FUZZ_SECONDS` makes it longer, `MINUTEHAND_FUZZ_SEED` (as printed) repeats a run. `MINUTEHAND_FUZZ_CORPUS`
+//! names a directory into which the well-formed inputs are written, for libFuzzer to begin with.
 
 use minutehand::testing::fuzz::{TARGETS, Target};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -147,5 +148,12 @@ fn each_target_has_its_fuzzer() {
         let text = std::fs::read_to_string(root.join(format!("fuzz_targets/{}.rs", target.name))).unwrap();
         assert!(text.contains(&format!("\"{}\"", target.name)), "{}", target.name);
         assert!(manifest.contains(&format!("name = \"{}\"", target.name)), "{}", target.name);
+        if let Some(corpus) = std::env::var_os("MINUTEHAND_FUZZ_CORPUS") {
+            let corpus = std::path::Path::new(&corpus).join(target.name);
+            std::fs::create_dir_all(&corpus).unwrap();
+            for (n, seed) in (target.seeds)().into_iter().enumerate() {
+                std::fs::write(corpus.join(format!("seed-{n}")), seed).unwrap();
+            }
+        }
     }
 }

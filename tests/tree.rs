@@ -494,7 +494,7 @@ fn numbers_are_the_same_in_both_languages() {
     let claim = "lua/due/claim.lua";
     same(claim, "local MOST = { ripen = ", limits::RIPEN_MAX_ROWS as i64);
     same(claim, ", sets = ", limits::DUE_SETS_VISITED_MAX as i64);
-    same(claim, "local REAP, PIECES = ", limits::REAP_MAX_ROWS as i64);
+    same(claim, "local REAP, LOOKS, LEAST = ", limits::REAP_MAX_ROWS as i64);
     assert!(read(claim).contains(&format!(
         "local AWAY_MS, RETURN_MS = {}, {}\n",
         limits::AWAY_MS,

@@ -37,6 +37,7 @@ if skew > 0 and lnow > clock then
 end
 if lnow < clock then skew, lnow = clock - now, clock end
 lease_now = lnow
+dispatch_ms = math.ceil((lnow + dispatch_ms) / 1000) * 1000 - lnow
 
 -- The permit. The lock is economy, not safety: a claim is atomic whoever makes it.
 local ended = {}
@@ -157,7 +158,8 @@ elseif lnow > clock then call('HSET', KEYS[1], 'clock', format('%.0f', lnow)) en
 -- (Blocks keep the number of names below the 200 that Lua allows in a function.)
 local reaped = 0
 do
-local REAP, PIECES = 250, 16
+-- Ids that are looked at; a string counts for some, however few it names.
+local REAP, LOOKS, LEAST = 250, 4000, 32
 local lapsed = {}
 local function lapse(id, r)
   if lapsed[id] then return end
@@ -205,26 +207,25 @@ local function lapse(id, r)
   end
 end
 do
-  local second = floor(lnow / 1000)
-  -- `leases` lists the seconds that have a string; the first may have been read in part.
-  local strings = lnow < pause and {} or call('ZRANGE', leases, '-inf', second, 'BYSCORE', 'LIMIT', 0, 120)
+  -- `leases` lists the times that have a string; the first may have been read in part.
+  local strings = lnow < pause and {} or call('ZRANGE', leases, '-inf', format('%.1f', floor(lnow / 100) / 10), 'BYSCORE', 'LIMIT', 0, 120)
   if running == 0 and #strings > 0 then
     for i, s in ipairs(strings) do strings[i] = P .. 'lease:' .. s end
     call('UNLINK', unpack(strings))
     call('ZREMRANGEBYRANK', leases, 0, #strings - 1)
   else
-    local pieces = 0
+    local looks = 0
     for _, s in ipairs(strings) do
       local name, from = 'lease:' .. s, meta[2] == s and tonumber(meta[3]) or 0
       local len, offset = safely(need, 'string', name), from
-      while offset < len and reaped < REAP and pieces < PIECES do
+      while offset < len and reaped < REAP and looks < LOOKS do
         local piece, ids = call('GETRANGE', P .. name, offset, offset + 16 * REAP - 1), {}
         for i = 1, #piece, 16 do ids[#ids + 1] = sub(piece, i, i + 15) end
         local found = call('HMGET', run, unpack(ids))
         for i = 1, #ids do
           if found[i] and run_deadline(found[i]) <= lnow then safely(lapse, ids[i], found[i]) end
         end
-        offset, pieces = offset + #piece, pieces + 1
+        offset, looks = offset + #piece, looks + math.max(#ids, LEAST)
       end
       if offset < len then
         if offset ~= from then call('HSET', KEYS[1], 'reap', s, 'reapoff', offset) end
@@ -982,8 +983,9 @@ if n > 0 then
   -- Queues with a dispatch time-out of their own.
   for group, ms in string.gmatch(ARGV[11], ';(...)(%d+)') do
     own = own or {}
-    own[group] = format('%013.0f', lnow + ms)
-    safely(need, 'string', lease_name(lnow + ms))
+    local whole = math.ceil((lnow + ms) / 1000) * 1000
+    own[group] = format('%013.0f', whole)
+    safely(need, 'string', lease_name(whole))
   end
   local first_grant = '00000001' .. nonce
   -- Tasks at home with the same flags and lane have the same record, so it is made once.

@@ -11,8 +11,10 @@ local function run_grant(r) return sub(r, 17, 34) end
 local function run_losses(r) return tonumber(sub(r, 35, 36), 16) end
 local function run_lane(r) return sub(r, 37, 40) end
 local function run_holder(r) return sub(r, 41) end
-local function lease_name(deadline) return 'lease:' .. format('%.0f', floor(deadline / 1000) + 1) end
--- Notes ids in the string of a second, and the second where it is the first.
+-- A tenth of a second has a string: it is looked for as soon as its time has come. Claims, which write most of them, give
+-- whole seconds, so that theirs share one.
+local function lease_name(deadline) return 'lease:' .. format('%.1f', math.ceil(deadline / 100) / 10) end
+-- Notes ids in such a string, and its time where they are the first.
 local function lease_add(name, ids)
   if call('APPEND', P .. name, ids) == #ids then call('ZADD', P .. 'leases', sub(name, 7), sub(name, 7)) end
 end

@@ -4,16 +4,16 @@ use super::dev;
 use super::error::CliError;
 use crate::client::{Client, ClientError, Defaults, NewTask, SubmitError};
 use crate::executor::WebhookSettings;
-use crate::limits;
 use crate::model::seal::KeyRing;
 use crate::model::spec::Extras;
 use crate::model::{Namespace, QueueName, Retry};
 use crate::settings::{Loaded, Origin, Settings, Span};
 use crate::store::{ConnectSettings, Space, Store, StoreError};
 use crate::webhook::{Allowed, Keys, SenderSettings};
+use crate::{clock, limits, metric};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 /// Where a single server listens that was installed without any settings.
@@ -53,41 +53,115 @@ fn password(file: &Path) -> Result<String, CliError> {
 
 /// Connects and opens the namespace.
 pub async fn space(loaded: &Loaded) -> Result<Space, CliError> {
-    Ok(space_or_refusal(loaded).await??)
+    Ok(try_space(loaded).await?)
 }
 
-/// Connects and opens the namespace; an answer by which Redis refuses for now is an answer of this, too.
-pub async fn space_or_refusal(loaded: &Loaded) -> Result<Result<Space, StoreError>, CliError> {
-    let namespace = Namespace::new(&loaded.settings.namespace)?;
-    let settings = settings(&loaded.settings)?;
-    let opened = async { Space::open(Store::connect(settings).await?, namespace).await };
-    match opened.await {
-        Ok(space) => Ok(Ok(space)),
-        Err(error @ StoreError::Refused { .. }) => Ok(Err(error)),
-        Err(error) => Err(error.into()),
+/// Why a try to start failed.
+#[derive(Debug)]
+pub enum Obstacle {
+    /// It may pass by itself: no server there yet, no name for it, no master among its sentinels, a server that loads
+    /// its file or is full.
+    Passing(StoreError),
+    /// Somebody has to change something.
+    Lasting(CliError),
+}
+
+impl From<StoreError> for Obstacle {
+    fn from(error: StoreError) -> Self {
+        if error.is_retryable() { Self::Passing(error) } else { Self::Lasting(error.into()) }
     }
 }
 
-/// Connects and opens the namespace; waits, and says why, as long as Redis is there and refuses: it loads its file, is
-/// full, cannot write, is stuck in a script, or has no master. Nothing when it is told to stop meanwhile.
-pub async fn space_patiently(
-    loaded: &Loaded,
-    stop: &CancellationToken,
-    refused: impl Fn(&StoreError),
-) -> Result<Option<Space>, CliError> {
-    let mut wait_ms = 50;
-    loop {
-        let error = match space_or_refusal(loaded).await? {
-            Ok(space) => return Ok(Some(space)),
-            Err(error) => error,
-        };
-        refused(&error);
-        tracing::warn!(%error, wait_ms, "cannot start yet; trying again");
-        tokio::select! {
-            () = stop.cancelled() => return Ok(None),
-            () = tokio::time::sleep(Duration::from_millis(wait_ms)) => {}
+impl From<CliError> for Obstacle {
+    fn from(error: CliError) -> Self {
+        Self::Lasting(error)
+    }
+}
+
+impl From<Obstacle> for CliError {
+    fn from(obstacle: Obstacle) -> Self {
+        match obstacle {
+            Obstacle::Passing(error) => error.into(),
+            Obstacle::Lasting(error) => error,
         }
-        wait_ms = (wait_ms * 2).min(limits::RECONNECT_MAX_MS);
+    }
+}
+
+/// Connects and opens the namespace, once.
+pub async fn try_space(loaded: &Loaded) -> Result<Space, Obstacle> {
+    let namespace = Namespace::new(&loaded.settings.namespace).map_err(CliError::from)?;
+    let store = Store::connect(settings(&loaded.settings)?).await.inspect_err(|error| {
+        // What fails later is counted where it fails.
+        metric::handles().redis_errors.add(error.cause(), 1);
+    })?;
+    Ok(Space::open(store, namespace).await?)
+}
+
+/// Tries again and again what a service needs at its start, as long as what is in the way may pass by itself: services
+/// and their Redis are started in any order. Tells `waits` of each obstacle and the log of each new one. Nothing when it
+/// is told to stop meanwhile.
+pub async fn patiently<T>(
+    stop: &CancellationToken,
+    attempt: impl AsyncFn() -> Result<T, Obstacle>,
+    waits: impl Fn(&StoreError),
+) -> Result<Option<T>, CliError> {
+    let begun = clock::mono();
+    let (mut wait_ms, mut told) = (START_AGAIN_MIN_MS, Told::default());
+    let tries = async {
+        loop {
+            let error = match attempt().await {
+                Ok(done) => return Ok(done),
+                Err(Obstacle::Passing(error)) => error,
+                Err(Obstacle::Lasting(error)) => return Err(error),
+            };
+            waits(&error);
+            let waited_s = begun.elapsed().as_secs();
+            if told.is_due(&error.to_string(), clock::mono()) {
+                tracing::warn!(%error, waited_s, "cannot start yet; trying again until redis lets it");
+            }
+            // Not in step with the others that wait for the same server.
+            let pause = wait_ms / 2 + fastrand::u64(0..=wait_ms / 2);
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            wait_ms = (wait_ms * 2).min(limits::RECONNECT_MAX_MS);
+        }
+    };
+    match stop.run_until_cancelled(tries).await {
+        Some(Ok(done)) => {
+            if told.at.is_some() {
+                tracing::info!(waited_ms = clock::elapsed_ms(begun), "redis lets it start");
+            }
+            Ok(Some(done))
+        }
+        Some(Err(error)) => Err(error),
+        None => {
+            tracing::info!("told to stop before redis let it start");
+            Ok(None)
+        }
+    }
+}
+
+/// First pause before another try to start; doubled up to [`limits::RECONNECT_MAX_MS`].
+const START_AGAIN_MIN_MS: u64 = 50;
+/// Shortest time between two lines about what is in the way, where it keeps changing.
+const TOLD_MIN: Duration = Duration::from_secs(1);
+/// Longest time without a line while it stays the same.
+const TOLD_MAX: Duration = Duration::from_secs(30);
+
+/// What was said last of what is in the way: said at once where it is new, else now and then.
+#[derive(Debug, Default)]
+struct Told {
+    at: Option<Instant>,
+    what: String,
+}
+
+impl Told {
+    fn is_due(&mut self, what: &str, now: Instant) -> bool {
+        let since = self.at.map(|at| now.saturating_duration_since(at));
+        let due = since.is_none_or(|since| since >= if self.what == what { TOLD_MAX } else { TOLD_MIN });
+        if due {
+            (self.at, self.what) = (Some(now), what.to_owned());
+        }
+        due
     }
 }
 
@@ -247,6 +321,44 @@ mod tests {
         let id = crate::model::TaskId::new(crate::model::Minute(1), crate::model::Bucket::default(), 1);
         assert_eq!(CliError::from(ClientError::NotFound(id)).exit, Exit::NotFound);
         assert_eq!(CliError::from(StoreError::Closed).exit, Exit::Failed);
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_told_at_once_where_it_is_new_and_else_now_and_then() {
+        let (start, mut told) = (clock::mono(), Told::default());
+        let mut at = |ms: u64, what| told.is_due(what, start + Duration::from_millis(ms));
+        assert_eq!([at(0, "refused"), at(10, "refused"), at(999, "loading")], [true, false, false]);
+        assert_eq!([at(1_000, "loading"), at(1_500, "refused"), at(2_000, "refused")], [true, false, true]);
+        assert_eq!([at(31_999, "refused"), at(32_000, "refused")], [false, true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_what_may_pass_is_waited_for() {
+        use std::cell::{Cell, RefCell};
+        let gone =
+            || StoreError::Unreachable { url: "redis://h".into(), cause: "refused".into(), sent: false };
+        let (tries, seen, stop) = (Cell::new(0), RefCell::new(Vec::new()), CancellationToken::new());
+        let waits = |error: &StoreError| seen.borrow_mut().push(error.cause());
+        let third = async || {
+            tries.set(tries.get() + 1);
+            if tries.get() < 3 { Err(Obstacle::from(gone())) } else { Ok(tries.get()) }
+        };
+        assert_eq!(patiently(&stop, third, waits).await, Ok(Some(3)));
+        assert_eq!(*seen.borrow(), ["unreachable", "unreachable"]);
+        for lasting in [
+            StoreError::BadUrl { what: "no scheme".into() },
+            StoreError::NoPermission { what: "this login".into() },
+            StoreError::TooOld { flavor: "redis", version: "6.2".into() },
+            StoreError::UnsafeEviction { policy: "allkeys-lru".into() },
+        ] {
+            let ended = patiently::<()>(&stop, async || Err(lasting.clone().into()), waits).await;
+            assert_eq!(ended, Err(lasting.clone().into()));
+        }
+        assert_eq!(seen.borrow().len(), 2);
+        let hanging = async || std::future::pending().await;
+        let told = stop.clone();
+        let (ended, ()) = tokio::join!(patiently::<()>(&stop, hanging, waits), async { told.cancel() });
+        assert_eq!(ended, Ok(None));
     }
 
     #[test]

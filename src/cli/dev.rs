@@ -66,7 +66,8 @@ pub async fn run(args: &DevArgs, loaded: &Loaded, output: Output) -> Result<Exit
         return Err(CliError::failed(message).hint("--data DIR starts another one beside it"));
     }
     let stop = signal::stop()?;
-    let metrics = serve::metrics(settings)?;
+    let plan = serve::Plan::new(settings)?;
+    let port = serve::Port::open(settings).await?;
     let server = PrivateServer::start(ServerOptions {
         data_dir: Some(dir.clone()),
         append_only: Some(Fsync::EverySecond),
@@ -75,7 +76,8 @@ pub async fn run(args: &DevArgs, loaded: &Loaded, output: Output) -> Result<Exit
     .await?;
     let redis = ConnectSettings { url: server.url(), ..super::connect::settings(settings)? };
     let space = Space::open(Store::connect(redis).await?, namespace).await?;
-    let served = serve::prepare(space, settings, metrics).await?;
+    let opened = serve::Opened::of(space, &plan, settings).await?;
+    let served = serve::Served::new(port, plan, opened, settings)?;
     let found = Found { url: server.url(), http: served.url() };
     let files = publish(&dir, &found);
     let binary = server.binary();
@@ -96,7 +98,7 @@ pub async fn run(args: &DevArgs, loaded: &Loaded, output: Output) -> Result<Exit
              minutehand status\n\nCtrl-C stops it; the data stay.\n"
         )
     });
-    let result = served.run(settings, stop).await;
+    let result = served.run(stop).await;
     for file in files {
         // Only our own: another `dev` may have put its place there since.
         if std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Found>(&text).ok()).as_ref()

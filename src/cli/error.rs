@@ -18,7 +18,7 @@ pub enum Exit {
     Usage = 2,
     /// There is no such task.
     NotFound = 3,
-    /// Redis does not answer.
+    /// Redis does not answer. Services wait for it instead.
     Unreachable = 4,
 }
 

@@ -29,6 +29,7 @@ mod signal;
 mod status;
 mod submit;
 mod token;
+mod waiting;
 mod work;
 
 use crate::settings::{Loaded, Settings, Sources};

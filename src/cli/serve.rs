@@ -1,40 +1,88 @@
 //! `minutehand serve`: a pod and its HTTP port.
 
+use super::connect::Obstacle;
 use super::error::{CliError, Exit};
+use super::waiting::Waiting;
 use super::{connect, render, signal};
-use crate::client::{Client, NewTask};
-use crate::clock;
+use crate::client::{Client, ClientError, Defaults, NewTask};
 use crate::embed::house::House;
+use crate::executor::{Webhook, WebhookSettings};
 use crate::http::{self, Api, Door, Ops};
 use crate::model::decide::Rules;
 use crate::model::queue::Weights;
 use crate::model::{Namespace, QueueName};
 use crate::pod::decider::DeciderSettings;
-use crate::pod::ready::Readiness;
 use crate::pod::{DigestSettings, Pod, PodSettings};
 use crate::settings::{Loaded, Settings};
 use crate::store::{Space, StoreError};
 use crate::telemetry;
+use metrics_exporter_prometheus::PrometheusHandle;
+use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// A pod with its HTTP port, not yet running.
+/// The HTTP port. It is answered from the first moment on: by probes alone until there is a pod.
+pub struct Port {
+    /// Where HTTP is answered.
+    pub http: SocketAddr,
+    secure: bool,
+    waiting: Waiting,
+    metrics: Option<PrometheusHandle>,
+    ended: CancellationToken,
+    web: JoinHandle<io::Result<()>>,
+}
+
+impl Port {
+    /// Takes the port and begins to answer.
+    pub async fn open(settings: &Settings) -> Result<Self, CliError> {
+        let (wanted, files) = (settings.pod.listen, &settings.http);
+        let tls = match files.tls_cert.as_os_str().is_empty() {
+            true => None,
+            false => Some(http::acceptor(&files.tls_cert, &files.tls_key).map_err(|error| CliError {
+                code: "setting",
+                ..CliError::usage("http.tls_cert", error.to_string())
+            })?),
+        };
+        let metrics = metrics(settings)?;
+        let listener = listen(wanted).await?;
+        let http = listener.local_addr().unwrap_or(wanted);
+        let waiting = Waiting::new(settings, metrics.clone());
+        let (secure, ended) = (tls.is_some(), CancellationToken::new());
+        if let Some(handle) = metrics.clone() {
+            tokio::spawn(telemetry::keep_metrics(handle, settings.metrics.upkeep.duration(), ended.clone()));
+        }
+        let web = tokio::spawn(http::serve_latest(listener, waiting.router(), tls, ended.clone()));
+        Ok(Self { http, secure, waiting, metrics, ended, web })
+    }
+
+    /// Where HTTP is answered.
+    pub fn url(&self) -> String {
+        format!("{}://{}", if self.secure { "https" } else { "http" }, self.http)
+    }
+
+    /// Ends what is answered.
+    async fn close(self) {
+        self.ended.cancel();
+        match self.web.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "http port ended with an error"),
+            Err(error) => tracing::warn!(%error, "http port broke off"),
+        }
+    }
+}
+
+/// A pod that does not run yet, and its HTTP port, which answers all requests.
 pub struct Served {
     pod: Pod,
     house: House,
-    client: Client,
-    listener: TcpListener,
-    /// Where HTTP is answered.
-    pub http: SocketAddr,
-    metrics: Option<metrics_exporter_prometheus::PrometheusHandle>,
-    door: Door,
-    tls: Option<tokio_rustls::TlsAcceptor>,
+    port: Port,
 }
 
 /// Whether callers must show a token. On an address that others reach, nobody is let in unasked by accident.
-async fn door(client: &Client, settings: &Settings) -> Result<Door, CliError> {
+async fn door(client: &Client, settings: &Settings) -> Result<Door, Obstacle> {
     let (wanted, http) = (settings.pod.listen, &settings.http);
     if http.insecure {
         return Ok(Door::Open);
@@ -42,41 +90,50 @@ async fn door(client: &Client, settings: &Settings) -> Result<Door, CliError> {
     if wanted.ip().is_loopback() && !http.require_token {
         return Ok(Door::Loopback);
     }
-    if client.tokens().await?.is_empty() {
+    let tokens = match client.tokens().await {
+        Ok(tokens) => tokens,
+        Err(ClientError::Store(error)) => return Err(error.into()),
+        Err(error) => return Err(CliError::from(error).into()),
+    };
+    if tokens.is_empty() {
         let what = match http.require_token {
             true => "http.require_token is set, and there is no token yet".to_owned(),
             false => format!(
                 "{wanted} is reached by other machines, and there is no token yet to tell who they are"
             ),
         };
-        return Err(CliError { code: "no_token", ..CliError::usage("pod.listen", what) }.hint(
+        let error = CliError { code: "no_token", ..CliError::usage("pod.listen", what) };
+        return Err(Obstacle::Lasting(error.hint(
             "make one with `minutehand token create --name ops --role admin`, listen on 127.0.0.1, or say --insecure",
-        ));
+        )));
     }
     Ok(Door::Tokens)
 }
 
-/// Takes the port and makes the pod. Install the metrics before the space is opened, so that nothing is missed.
-pub async fn prepare(
-    space: Space,
-    settings: &Settings,
-    metrics: Option<metrics_exporter_prometheus::PrometheusHandle>,
-) -> Result<Served, CliError> {
-    let wanted = settings.pod.listen;
-    let client = Client::with_defaults(space.clone(), connect::defaults(settings)?);
-    let door = door(&client, settings).await?;
-    let tls = match settings.http.tls_cert.as_os_str().is_empty() {
-        true => None,
-        false => Some(http::acceptor(&settings.http.tls_cert, &settings.http.tls_key).map_err(|error| {
-            CliError { code: "setting", ..CliError::usage("http.tls_cert", error.to_string()) }
-        })?),
-    };
-    let listener = listen(wanted).await?;
-    let http = listener.local_addr().unwrap_or(wanted);
-    let webhook = connect::webhook(settings)?;
+/// What a pod is made of, read from the settings before Redis is there, so that what is wrong is said at once.
+pub struct Plan {
+    pod: PodSettings,
+    webhook: WebhookSettings,
+    defaults: Defaults,
+    template: NewTask,
+}
+
+impl Plan {
+    /// Reads the settings.
+    pub fn new(settings: &Settings) -> Result<Self, CliError> {
+        Namespace::new(&settings.namespace)?;
+        let webhook = connect::webhook(settings)?;
+        Webhook::new(webhook.clone()).map_err(|error| CliError::usage("webhook", error.to_string()))?;
+        let any = NewTask::to(QueueName::new("any")?);
+        let template = NewTask { durability: settings.defaults.durability.parse()?, ..any };
+        let defaults = connect::defaults(settings)?;
+        Ok(Self { pod: pod_settings(settings, &webhook)?, webhook, defaults, template })
+    }
+}
+
+fn pod_settings(settings: &Settings, webhook: &WebhookSettings) -> Result<PodSettings, CliError> {
     let record = Some(settings.pod.route_record.clone()).filter(|path| !path.as_os_str().is_empty());
-    let pod = PodSettings {
-        listen: http.to_string(),
+    Ok(PodSettings {
         lock_ms: settings.pod.lock.ms(),
         poll_ms: settings.pod.poll.ms(),
         dispatch_ms: settings.defaults.dispatch_timeout.ms(),
@@ -102,33 +159,47 @@ pub async fn prepare(
         look_ahead_ms: settings.pod.look_ahead.ms(),
         webhook: webhook.sender.clone(),
         ..PodSettings::default()
-    };
-    let pod = Pod::new(space.clone(), pod);
-    let house = House::new(space, pod.id(), webhook)
-        .map_err(|error| CliError::usage("webhook", error.to_string()))?;
-    Ok(Served { pod, house, client, listener, http, metrics, door, tls })
+    })
+}
+
+/// A namespace to work in, and who may come in by the port.
+pub struct Opened {
+    client: Client,
+    door: Door,
+}
+
+impl Opened {
+    /// In a space that is open.
+    pub async fn of(space: Space, plan: &Plan, settings: &Settings) -> Result<Self, Obstacle> {
+        let client = Client::with_defaults(space, plan.defaults);
+        let door = door(&client, settings).await?;
+        Ok(Self { client, door })
+    }
 }
 
 impl Served {
+    /// Makes the pod and opens the API. Open the port before the space, so that its metrics miss nothing.
+    pub fn new(port: Port, plan: Plan, opened: Opened, settings: &Settings) -> Result<Self, CliError> {
+        let Opened { client, door } = opened;
+        let space = client.space().clone();
+        let pod = Pod::new(space.clone(), PodSettings { listen: port.http.to_string(), ..plan.pod });
+        let house = House::new(space, pod.id(), plan.webhook)
+            .map_err(|error| CliError::usage("webhook", error.to_string()))?;
+        let ops = Ops { metrics: port.metrics.clone(), ready: Some(pod.ready()) };
+        let api = Api::new(client, plan.template, door, port.ended.clone())
+            .poll_wait(settings.http.poll_wait.duration());
+        port.waiting.ends(http::router(ops, Some(api)));
+        tracing::info!(http = %port.http, "serving /v1, /docs, /metrics, /healthz and /readyz");
+        Ok(Self { pod, house, port })
+    }
+
     /// Where HTTP is answered.
     pub fn url(&self) -> String {
-        format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.http)
+        self.port.url()
     }
 
     /// Works until `stop`, then lets go in order: the pod first, so that its last state can be seen.
-    pub async fn run(self, settings: &Settings, stop: CancellationToken) -> Result<(), CliError> {
-        let ended = CancellationToken::new();
-        let ops = Ops { metrics: self.metrics.clone(), ready: Some(self.pod.ready()) };
-        let any = NewTask::to(QueueName::new("any")?);
-        let template = NewTask { durability: settings.defaults.durability.parse()?, ..any };
-        let api = Api::new(self.client, template, self.door, ended.clone())
-            .poll_wait(settings.http.poll_wait.duration());
-        let web =
-            tokio::spawn(http::serve(self.listener, http::router(ops, Some(api)), self.tls, ended.clone()));
-        let upkeep = self.metrics.map(|handle| {
-            tokio::spawn(telemetry::keep_metrics(handle, settings.metrics.upkeep.duration(), ended.clone()))
-        });
-        tracing::info!(http = %self.http, "serving /v1, /docs, /metrics, /healthz and /readyz");
+    pub async fn run(self, stop: CancellationToken) -> Result<(), CliError> {
         let at_home = tokio::spawn(self.house.run(stop.clone()));
         let result = self.pod.run(stop).await;
         match at_home.await {
@@ -136,54 +207,17 @@ impl Served {
             Ok(Err(error)) => tracing::warn!(%error, "the executor beside the pod ended with an error"),
             Err(error) => tracing::warn!(%error, "the executor beside the pod broke off"),
         }
-        ended.cancel();
-        match web.await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "http port ended with an error"),
-            Err(error) => tracing::warn!(%error, "http port broke off"),
-        }
-        if let Some(upkeep) = upkeep {
-            let _ = upkeep.await;
-        }
+        self.port.close().await;
         Ok(result?)
     }
 }
 
 /// The recorder, if metrics are on.
-pub fn metrics(
-    settings: &Settings,
-) -> Result<Option<metrics_exporter_prometheus::PrometheusHandle>, CliError> {
+pub fn metrics(settings: &Settings) -> Result<Option<PrometheusHandle>, CliError> {
     if !settings.metrics.enabled {
         return Ok(None);
     }
     telemetry::init_metrics().map(Some).map_err(|error| CliError::failed(error.to_string()))
-}
-
-/// Opens the namespace. Where Redis is there and refuses for now, HTTP is served meanwhile: alive, not ready, and why.
-async fn open(
-    loaded: &Loaded,
-    metrics: &Option<metrics_exporter_prometheus::PrometheusHandle>,
-    stop: &CancellationToken,
-) -> Result<Option<Space>, CliError> {
-    let error = match connect::space_or_refusal(loaded).await? {
-        Ok(space) => return Ok(Some(space)),
-        Err(error) => error,
-    };
-    let settings = &loaded.settings;
-    let ready = Arc::new(Readiness::new(settings.pod.poll.duration() * 3));
-    ready.failing(clock::mono(), error.to_string());
-    let ended = CancellationToken::new();
-    let listener = listen(settings.pod.listen).await?;
-    if let Ok(http) = listener.local_addr() {
-        render::print(&format!("waiting for redis; listening on http://{http}"));
-    }
-    let ops = Ops { metrics: metrics.clone(), ready: Some(Arc::clone(&ready)) };
-    let web = tokio::spawn(http::serve(listener, http::router(ops, None), None, ended.clone()));
-    let refused = |error: &StoreError| ready.failing(clock::mono(), error.to_string());
-    let space = connect::space_patiently(loaded, stop, refused).await;
-    ended.cancel();
-    let _ = web.await;
-    space
 }
 
 /// Takes the port.
@@ -197,16 +231,28 @@ async fn listen(wanted: SocketAddr) -> Result<TcpListener, CliError> {
     })
 }
 
-/// Runs a pod until it is told to stop.
+/// Runs a pod until it is told to stop. While Redis is not there, or refuses, it waits.
 pub async fn run(loaded: &Loaded) -> Result<Exit, CliError> {
     let settings = &loaded.settings;
-    Namespace::new(&settings.namespace)?;
+    let plan = Plan::new(settings)?;
+    connect::settings(settings)?;
     let stop = signal::stop()?;
-    let metrics = metrics(settings)?;
-    let Some(space) = open(loaded, &metrics, &stop).await? else { return Ok(Exit::Ok) };
-    let served = prepare(space, settings, metrics).await?;
+    let port = Port::open(settings).await?;
+    let said = AtomicBool::new(false);
+    let waits = |error: &StoreError| {
+        port.waiting.says(error);
+        if !said.swap(true, Ordering::Relaxed) {
+            render::print(&format!("waiting for redis; listening on {}", port.url()));
+        }
+    };
+    let attempt = async || Opened::of(connect::try_space(loaded).await?, &plan, settings).await;
+    let Some(opened) = connect::patiently(&stop, attempt, waits).await? else {
+        port.close().await;
+        return Ok(Exit::Ok);
+    };
+    let served = Served::new(port, plan, opened, settings)?;
     // One line on stdout for scripts that take a free port; the log is on stderr.
     render::print(&format!("listening on {}", served.url()));
-    served.run(settings, stop).await?;
+    served.run(stop).await?;
     Ok(Exit::Ok)
 }

@@ -332,6 +332,20 @@ fn wrong_state(id: TaskId, answer: WishAnswer) -> ClientError {
 /// Longest time in which a call is repeated after errors that pass by themselves.
 const REPEAT_MAX: Duration = Duration::from_secs(10);
 
+tokio::task_local! {
+    /// The same for callers that would rather hear of them.
+    static PATIENCE: Duration;
+}
+
+/// Runs `work`, whose calls are repeated for at most so long.
+pub(crate) async fn with_patience<F: Future>(most: Duration, work: F) -> F::Output {
+    PATIENCE.scope(most, work).await
+}
+
+fn patience() -> Duration {
+    PATIENCE.try_with(|most| *most).unwrap_or(REPEAT_MAX)
+}
+
 /// Repeats an idempotent call while its errors are of the kind that passes, with growing waits.
 async fn repeat<T, F>(space: &Space, mut call: impl FnMut() -> F) -> Result<T, StoreError>
 where
@@ -341,7 +355,7 @@ where
     let mut wait_ms = 20;
     loop {
         match call().await {
-            Err(error) if error.is_retryable() && start.elapsed() < REPEAT_MAX && !is_refusal(&error) => {
+            Err(error) if error.is_retryable() && start.elapsed() < patience() && !is_refusal(&error) => {
                 tracing::debug!(%error, url = %space.store().url(), "call is repeated");
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(wait_ms / 2..=wait_ms))).await;
                 wait_ms = (wait_ms * 2).min(limits::RECONNECT_MAX_MS);
@@ -353,5 +367,5 @@ where
 
 /// Refusals that a caller should hear of at once: waiting a few seconds changes nothing.
 fn is_refusal(error: &StoreError) -> bool {
-    matches!(error.cause(), "oom" | "misconf" | "noreplicas" | "readonly")
+    matches!(error.cause(), "oom" | "misconf" | "busy" | "noreplicas" | "readonly")
 }

@@ -1,7 +1,7 @@
 //! From a new task to a row in its bucket.
 
 use super::defaults::{Defaults, Resolved};
-use super::{ClientError, REPEAT_MAX, is_refusal, repeat};
+use super::{ClientError, is_refusal, patience, repeat, with_patience};
 use crate::clock;
 use crate::limits;
 use crate::metric;
@@ -344,7 +344,7 @@ async fn send(
         while running.len() < CALLS_AT_ONCE {
             let Some(call) = calls.next() else { break };
             let space = space.clone();
-            running.spawn(async move { send_call(&space, call).await });
+            running.spawn(with_patience(patience(), async move { send_call(&space, call).await }));
         }
         match running.join_next().await {
             None => return Ok(()),
@@ -428,7 +428,7 @@ async fn send_call(space: &Space, call: Vec<Pending>) -> Result<Answered, Client
                 bucket = elsewhere(space, &mut rows, &mut tried).await?;
                 first_sent = None;
             }
-            Err(error) if error.is_retryable() && !is_refusal(&error) && start.elapsed() < REPEAT_MAX => {
+            Err(error) if error.is_retryable() && !is_refusal(&error) && start.elapsed() < patience() => {
                 if error.fate_unknown() {
                     first_sent = first_sent.or(Some(sent));
                 }

@@ -75,6 +75,8 @@ pub enum EmbedError {
 
 impl Scheduler {
     /// Connects to the Redis of a URL and opens a namespace, creating it where there is none.
+    ///
+    /// Fails within a second or two where Redis is not there; [`StoreError::is_retryable`] says whether to try again.
     pub async fn connect(url: &str, namespace: &str) -> Result<Self, EmbedError> {
         let settings = ConnectSettings { url: url.to_owned(), ..ConnectSettings::default() };
         let namespace = Namespace::new(namespace)?;

@@ -35,13 +35,14 @@ mod wire;
 
 pub use access::Door;
 pub use error::Problem;
-pub use serve::serve;
+pub use serve::{serve, serve_latest};
 pub use tls::{TlsError, acceptor};
 
-use crate::client::{Client, NewTask};
+use crate::client::{Client, NewTask, with_patience};
 use crate::model::access::Role;
 use crate::pod::ready::Readiness;
 use crate::{clock, executor, limits};
+use arc_swap::ArcSwap;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -129,23 +130,46 @@ impl Api {
     }
 }
 
-/// `/metrics`, `/healthz`, `/readyz`, and what is common to all routes.
+/// `/metrics`, `/healthz`, `/readyz`, the API if there is one, and what is common to all routes.
 pub fn router(ops: Ops, api: Option<Api>) -> Router {
-    let own = Router::new()
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(health::healthz))
-        .route("/readyz", get(health::readyz))
-        .with_state(ops)
-        .layer(from_fn(in_time));
+    let own = ops_router(ops);
     let all = match api {
         Some(api) => own.merge(api_router(api)),
         None => own,
     };
+    dressed(all.fallback(error::no_such_path))
+}
+
+/// The routes of operators while there is nothing else yet: whatever else is asked for is answered with `why`, and every
+/// answer ends its connection, so that the next request meets whoever answers then.
+pub fn waiting_router(ops: Ops, why: Arc<ArcSwap<Problem>>) -> Router {
+    let refuse = move || {
+        let why = Problem::clone(&why.load());
+        async move { why }
+    };
+    dressed(ops_router(ops).fallback(refuse)).layer(from_fn(last_on_its_connection))
+}
+
+async fn last_on_its_connection(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+fn ops_router(ops: Ops) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .with_state(ops)
+        .layer(from_fn(in_time))
+}
+
+fn dressed(all: Router) -> Router {
     let large = SizeAbove::new(limits::HTTP_GZIP_MIN_BYTES)
         .and(NotForContentType::const_new("text/event-stream"))
         .and(NotForContentType::const_new("application/x-ndjson"));
-    all.fallback(error::no_such_path)
-        .method_not_allowed_fallback(error::no_such_method)
+    all.method_not_allowed_fallback(error::no_such_method)
         .layer(CompressionLayer::new().compress_when(large))
         .layer(RequestDecompressionLayer::new())
         .layer(CatchPanicLayer::custom(panicked))
@@ -236,9 +260,10 @@ fn api_router(api: Api) -> Router {
     router.route("/openapi.json", document).route("/docs", get(docs::page)).with_state(api)
 }
 
-/// An answer within [`limits::HTTP_TIMEOUT_MS`].
+/// An answer within [`limits::HTTP_TIMEOUT_MS`], and a refusal of Redis soon: the caller may have others to ask.
 async fn in_time(request: Request, next: Next) -> Response {
-    match tokio::time::timeout(clock::ms(limits::HTTP_TIMEOUT_MS), next.run(request)).await {
+    let work = with_patience(clock::ms(limits::HTTP_REPEAT_MS), next.run(request));
+    match tokio::time::timeout(clock::ms(limits::HTTP_TIMEOUT_MS), work).await {
         Ok(response) => response,
         Err(_) => error::timed_out().into_response(),
     }
@@ -325,6 +350,32 @@ mod tests {
 
         // An idle connection that is never closed does not hold the stop up.
         let _idle = TcpStream::connect(at).await.unwrap();
+        shutdown.cancel();
+        server.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_waits_refuses_with_the_cause_and_keeps_no_connection_for_itself() {
+        let why = Arc::new(ArcSwap::from_pointee(Problem::unavailable("unavailable", "no redis yet")));
+        let router = Arc::new(ArcSwap::from_pointee(waiting_router(Ops::default(), why)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let server = tokio::spawn(serve_latest(listener, Arc::clone(&router), None, shutdown.clone()));
+        // It would keep its connection: the answer is read to the end that the server makes.
+        let kept = async |path: &str| {
+            let mut stream = TcpStream::connect(at).await.unwrap();
+            stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.unwrap();
+            text
+        };
+        assert!(kept("/healthz").await.starts_with("HTTP/1.1 200"));
+        let text = kept("/v1/status").await;
+        assert!(text.starts_with("HTTP/1.1 503") && text.contains("no redis yet"), "{text}");
+        assert!(text.contains("retry-after: 1\r\n") && text.contains("connection: close\r\n"), "{text}");
+        router.store(Arc::new(Router::new().route("/v1/status", get(async || "here"))));
+        assert_eq!(ask(at, "/v1/status").await, (200, "here".to_owned()));
         shutdown.cancel();
         server.await.unwrap().unwrap();
     }

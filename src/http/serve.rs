@@ -1,6 +1,7 @@
 //! Connections: bounded in number, each with time-outs, with or without TLS, ended in order.
 
 use crate::{clock, limits};
+use arc_swap::ArcSwap;
 use axum::Router;
 use hyper::server::conn::http1::Builder;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -27,6 +28,16 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 pub async fn serve(
     listener: TcpListener,
     router: Router,
+    tls: Option<TlsAcceptor>,
+    shutdown: CancellationToken,
+) -> io::Result<()> {
+    serve_latest(listener, Arc::new(ArcSwap::from_pointee(router)), tls, shutdown).await
+}
+
+/// The same with a router that may be replaced meanwhile: each connection has the one of the moment when it was made.
+pub async fn serve_latest(
+    listener: TcpListener,
+    router: Arc<ArcSwap<Router>>,
     tls: Option<TlsAcceptor>,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
@@ -58,7 +69,7 @@ pub async fn serve(
             }
         };
         let _ = stream.set_nodelay(true);
-        let (router, tls, builder) = (router.clone(), tls.clone(), builder.clone());
+        let (router, tls, builder) = (Router::clone(&router.load()), tls.clone(), builder.clone());
         let watcher = graceful.watcher();
         tokio::spawn(async move {
             let _permit = permit;

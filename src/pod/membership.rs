@@ -54,7 +54,7 @@ pub(super) async fn run(shared: Arc<Shared>, publish: watch::Sender<Arc<View>>, 
                 }
             }
             Err(error) => {
-                shared.ready.failing(crate::clock::mono(), format!("heartbeat: {error}"));
+                shared.ready.refused(crate::clock::mono(), format!("heartbeat: {error}"));
                 if let Some(more) = shared.complaints.tell("heartbeat", crate::clock::mono()) {
                     tracing::warn!(%error, more_like_it = more, "heartbeat failed; trying again");
                 }

@@ -22,6 +22,8 @@ struct Inner {
     worked: Option<Instant>,
     /// Since when all has succeeded.
     well_since: Option<Instant>,
+    /// When Redis last refused something, or did not answer.
+    refused: Option<Instant>,
     /// Newest last, each cause once.
     causes: VecDeque<(Instant, Cow<'static, str>)>,
 }
@@ -67,6 +69,18 @@ impl Readiness {
     /// For how long work has succeeded and nothing failed; no time at all before the first success.
     pub fn well_for(&self, now: Instant) -> Duration {
         self.inner.lock().well_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    /// The same, where Redis refused it or did not answer.
+    pub fn refused(&self, now: Instant, cause: impl Into<Cow<'static, str>>) {
+        self.failing(now, cause);
+        let mut inner = self.inner.lock();
+        inner.refused = inner.refused.max(Some(now));
+    }
+
+    /// Whether that was lately: then who has nothing to do looks for itself whether it could do something.
+    pub fn is_doubtful(&self, now: Instant) -> bool {
+        self.inner.lock().refused.is_some_and(|at| now.saturating_duration_since(at) <= self.limit)
     }
 
     /// What holds at `now`.
@@ -120,6 +134,10 @@ mod tests {
         assert_eq!(ready.well_for(at(1_300)), Duration::ZERO);
         assert_eq!(ready.report(at(1_300)).causes, ["redis: timed out", "redis: refused"]);
         assert_eq!(ready.report(at(2_250)).causes, ["redis: timed out"]);
+        assert!(!ready.is_doubtful(at(1_400)), "nothing says that redis refused it");
+        ready.refused(at(2_000), "redis: read-only");
+        assert_eq!(ready.report(at(2_900)).causes, ["redis: read-only"]);
+        assert_eq!([2_000, 3_000, 3_001].map(|ms| ready.is_doubtful(at(ms))), [true, true, false]);
         for n in 0..100 {
             ready.failing(at(3_000), format!("cause {n}"));
         }

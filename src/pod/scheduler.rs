@@ -349,7 +349,7 @@ impl Loop {
     }
 
     fn failed(&mut self, error: &StoreError) -> Duration {
-        self.shared.ready.failing(clock::mono(), error.to_string());
+        self.shared.ready.refused(clock::mono(), error.to_string());
         if let Some(more) = self.shared.complaints.tell(error.cause(), clock::mono()) {
             tracing::warn!(
                 bucket = %self.bucket, %error, wait_ms = self.backoff_ms, more_like_it = more,
@@ -398,8 +398,9 @@ impl Loop {
                     tokio::select! {
                         () = stop.cancelled() => return false,
                         () = tokio::time::sleep(wait.min(left)) => {
-                            if rests && wait > left && proof.proved() {
-                                // Redis answered on the very connection that would wake this loop.
+                            let doubtful = self.shared.ready.is_doubtful(clock::mono());
+                            if rests && wait > left && !doubtful && proof.proved() {
+                                // Redis answered on the very connection that would wake this loop, and refuses nobody.
                                 self.shared.ready.worked(clock::mono());
                                 polled = clock::mono() + poll;
                                 continue;

@@ -635,7 +635,7 @@ impl Audit<'_> {
             cursor = answer.bytes("cursor")?;
             for (id, record) in Reply::Array(answer.array("records")?).pairs("HSCAN")? {
                 if let Some(record) = read_run(&record.bytes("HSCAN")?) {
-                    window.insert(id, record.deadline.0.div_euclid(1_000) + 1);
+                    window.insert(id, (record.deadline.0 + 99).div_euclid(100));
                 }
             }
             let last = &cursor[..] == b"0";
@@ -654,9 +654,9 @@ impl Audit<'_> {
         window: &mut HashMap<Bytes, i64>,
     ) -> Result<(), StoreError> {
         let store = self.space.store().clone();
-        let seconds: BTreeSet<i64> = window.values().copied().collect();
-        for second in seconds {
-            let key = self.space.guard(bucket).key(&format!("lease:{second}"));
+        let tenths: BTreeSet<i64> = window.values().copied().collect();
+        for tenth in tenths {
+            let key = self.space.guard(bucket).key(&format!("lease:{}.{}", tenth / 10, tenth % 10));
             let mut at = 0;
             loop {
                 let range = [at, at + LEASE_PIECE_BYTES - 1].map(|n| Bytes::from(n.to_string()));
@@ -664,7 +664,7 @@ impl Audit<'_> {
                 let piece = store.command("GETRANGE", At::Key(&key), vec![key.clone(), from, to]).await?;
                 let piece = piece.bytes("GETRANGE")?;
                 for id in piece.chunks(16) {
-                    if window.get(id) == Some(&second) {
+                    if window.get(id) == Some(&tenth) {
                         window.remove(id);
                     }
                 }

@@ -391,7 +391,7 @@ impl Space {
             names.push(format!("due:{minute}u"));
         }
         names.extend((ten - 90..=ten).map(|ten| format!("recent:{ten}")));
-        names.extend((0..40).map(|s| format!("lease:{}", now_ms.div_euclid(1_000) + s)));
+        names.extend((0..40).map(|s| format!("lease:{}.0", now_ms.div_euclid(1_000) + s)));
         names.truncate(500);
         let args =
             std::iter::once(Bytes::new()).chain(names.iter().map(|name| name.clone().into())).collect();

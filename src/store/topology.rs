@@ -535,6 +535,10 @@ impl Topology {
             let what = "the server is not part of a cluster; write redis:// instead of redis-cluster://";
             return StoreError::BadUrl { what: what.into() };
         }
+        if let (Some(number), true) = (self.dialer.url.database, cause.contains("DB index is out of range")) {
+            let what = format!("the server has no database {number}");
+            return StoreError::BadUrl { what };
+        }
         match super::script_call::of_text("HELLO", cause) {
             Fault::Fatal(error @ StoreError::NoPermission { .. }) => error,
             Fault::Refused { cause: cause @ Cause::ClusterDown, detail } => {

@@ -46,28 +46,45 @@ pub enum Trap {
     Stall,
 }
 
+/// Longest word that is kept of what a command does.
+const WORD_MAX_BYTES: usize = 64;
+
 /// Finds the ends of commands in what a client sends, piece by piece.
 #[derive(Debug, Default)]
 struct Commands {
     line: Vec<u8>,
-    /// Arguments of the command that are still to come.
+    /// Arguments of the command, and those that are still to come.
+    all: u64,
     args: u64,
     /// Bytes of an argument that are still to come, with the end of its line.
     bulk: usize,
+    /// Its second word: that of a script's call is the script's digest.
+    second: Vec<u8>,
+}
+
+/// A command that ends in a piece.
+#[derive(Debug, PartialEq, Eq)]
+struct End {
+    at: usize,
+    second: Vec<u8>,
 }
 
 impl Commands {
     /// Where in this piece commands end.
-    fn ends(&mut self, piece: &[u8]) -> Vec<usize> {
+    fn ends(&mut self, piece: &[u8]) -> Vec<End> {
         let (mut at, mut ends) = (0, Vec::new());
         while at < piece.len() {
             if self.bulk > 0 {
                 let here = self.bulk.min(piece.len() - at);
+                if self.args + 1 == self.all {
+                    let room = WORD_MAX_BYTES.saturating_sub(self.second.len()).min(here);
+                    self.second.extend_from_slice(&piece[at..at + room]);
+                }
                 (self.bulk, at) = (self.bulk - here, at + here);
                 if self.bulk == 0 {
                     self.args = self.args.saturating_sub(1);
                     if self.args == 0 {
-                        ends.push(at);
+                        ends.push(End { at, second: std::mem::take(&mut self.second) });
                     }
                 }
                 continue;
@@ -78,9 +95,9 @@ impl Commands {
                 let line = std::mem::take(&mut self.line);
                 let number = std::str::from_utf8(&line[1..]).ok().and_then(|text| text.trim().parse().ok());
                 match (line[0], number) {
-                    (b'*', Some(args)) => self.args = args,
+                    (b'*', Some(args)) => (self.all, self.args) = (args, args),
                     (b'$', Some(length)) => self.bulk = length as usize + 2,
-                    _ => ends.push(at),
+                    _ => ends.push(End { at, second: Vec::new() }),
                 }
             }
         }
@@ -88,15 +105,24 @@ impl Commands {
     }
 }
 
+/// A trap that is set.
+struct Set {
+    /// Commands until it springs.
+    left: u64,
+    /// Only those whose second word begins so count.
+    only: Vec<u8>,
+    trap: Trap,
+}
+
 struct State {
-    behind: Behind,
+    behind: Mutex<Behind>,
     fault: watch::Sender<Fault>,
     /// Grows with each order to cut all connections.
     cuts: watch::Sender<u64>,
     /// Bytes from the server until all is cut; `u64::MAX` is never.
     cut_after: AtomicU64,
     /// Commands until a trap springs; none is set.
-    trap: Mutex<Option<(u64, Trap)>>,
+    trap: Mutex<Option<Set>>,
     sprung: AtomicBool,
     accepted: AtomicU64,
 }
@@ -114,7 +140,7 @@ impl FaultProxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let addr = listener.local_addr()?;
         let state = Arc::new(State {
-            behind,
+            behind: Mutex::new(behind),
             fault: watch::channel(Fault::default()).0,
             cuts: watch::channel(0).0,
             cut_after: AtomicU64::new(u64::MAX),
@@ -158,8 +184,23 @@ impl FaultProxy {
 
     /// Sets a trap that springs when the server has been sent so many more commands, on all connections together.
     pub fn after_commands(&self, count: u64, trap: Trap) {
+        self.set_trap(count, Vec::new(), trap);
+    }
+
+    /// The same after so many calls of one script, by its digest.
+    pub fn after_calls(&self, sha1: &str, count: u64, trap: Trap) {
+        self.set_trap(count, sha1.as_bytes().to_vec(), trap);
+    }
+
+    fn set_trap(&self, count: u64, only: Vec<u8>, trap: Trap) {
         self.state.sprung.store(false, Ordering::SeqCst);
-        *self.state.trap.lock() = Some((count.max(1), trap));
+        *self.state.trap.lock() = Some(Set { left: count.max(1), only, trap });
+    }
+
+    /// Leads new connections to another server, as an address does that moves in a fail-over; those that stand are cut.
+    pub fn lead_to(&self, behind: Behind) {
+        *self.state.behind.lock() = behind;
+        self.cut();
     }
 
     /// Whether the trap of [`after_commands`](Self::after_commands) has sprung.
@@ -181,16 +222,19 @@ impl Drop for FaultProxy {
 
 impl State {
     /// Counts commands that end here. Answers where the one ends with which the trap springs, if it does.
-    fn spring(&self, ends: &[usize]) -> Option<(usize, Trap)> {
+    fn spring(&self, ends: &[End]) -> Option<(usize, Trap)> {
         let mut set = self.trap.lock();
-        let (left, trap) = (*set)?;
-        if (ends.len() as u64) < left {
-            *set = Some((left - ends.len() as u64, trap));
+        let trap = set.as_mut()?;
+        let mut counted = ends.iter().filter(|end| end.second.starts_with(&trap.only));
+        let last = usize::try_from(trap.left - 1).ok().and_then(|skipped| counted.nth(skipped));
+        let Some(end) = last else {
+            trap.left -= ends.iter().filter(|end| end.second.starts_with(&trap.only)).count() as u64;
             return None;
-        }
+        };
+        let sprung = (end.at, trap.trap);
         *set = None;
         self.sprung.store(true, Ordering::SeqCst);
-        Some((ends[left as usize - 1], trap))
+        Some(sprung)
     }
 }
 
@@ -213,7 +257,8 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 async fn connect(client: TcpStream, state: Arc<State>) {
     let mut cuts = state.cuts.subscribe();
     let served = async {
-        match &state.behind {
+        let behind = state.behind.lock().clone();
+        match behind {
             Behind::Unix(path) => serve(client, UnixStream::connect(path).await?, &state).await,
             Behind::Tcp(addr) => serve(client, TcpStream::connect(addr).await?, &state).await,
         }
@@ -305,11 +350,13 @@ mod tests {
     #[test]
     fn commands_end_where_they_end_however_they_are_cut() {
         let sent = b"*1\r\n$4\r\nPING\r\n*3\r\n$3\r\nSET\r\n$1\r\na\r\n$8\r\n*1\r\n$4\r\n\r\nPING\r\n";
-        let expected = [14, sent.len() - 6, sent.len()];
+        let end = |at: usize, second: &str| End { at, second: second.as_bytes().to_vec() };
+        let expected = [end(14, ""), end(sent.len() - 6, "a\r\n"), end(sent.len(), "")];
         assert_eq!(Commands::default().ends(sent), expected);
         let (mut commands, mut found) = (Commands::default(), Vec::new());
         for (at, byte) in sent.iter().enumerate() {
-            found.extend(commands.ends(&[*byte]).into_iter().map(|end| at + end));
+            let ends = commands.ends(&[*byte]).into_iter();
+            found.extend(ends.map(|end| End { at: at + end.at, ..end }));
         }
         assert_eq!(found, expected);
     }

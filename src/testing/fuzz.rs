@@ -1,7 +1,7 @@
 //! Fuzz targets: whatever bytes come, a decoder answers a value or an error, in bounded memory.
 //!
-//! `fuzz/` runs them under libFuzzer (`cargo +nightly fuzz run spec`); `tests/fuzz.rs` runs them for a short time with
-//! mutations of what is well formed.
+//! `fuzz/` runs them under libFuzzer (`make fuzz`); `tests/fuzz.rs` runs them for a short time with mutations of what is
+//! well formed.
 
 use crate::cli::import::due::DueReader;
 use crate::cli::import::input::Format;

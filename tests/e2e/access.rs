@@ -92,11 +92,13 @@ async fn an_executor_shows_its_metrics() {
     let bed = Bed::own_server(Default::default()).await.unwrap();
     let program = program(&bed.limited_url(), bed.namespace());
     let work = program.start("executor", &["work", "--queue", "q", "--discard", "--listen", "127.0.0.1:0"]);
-    let line = work.until_said("serving /metrics and /healthz", SOON);
+    let line = work.until_said("serving /metrics, /healthz and /readyz", SOON);
     let at = line.split("http=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     work.until_said("executor runs", SOON);
     let text = reqwest::get(format!("http://{at}/metrics")).await.unwrap().text().await.unwrap();
     assert!(text.contains("minutehand_executor_slots"), "{text}");
-    assert_eq!(reqwest::get(format!("http://{at}/healthz")).await.unwrap().status().as_u16(), 200);
+    for path in ["healthz", "readyz"] {
+        assert_eq!(reqwest::get(format!("http://{at}/{path}")).await.unwrap().status().as_u16(), 200);
+    }
     assert_eq!(work.stop(SOON), Some(0));
 }

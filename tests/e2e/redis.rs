@@ -2,6 +2,7 @@
 
 use super::*;
 use minutehand::client::{Due, NewTask};
+use minutehand::dev::fleet::SENTINEL_SERVICE;
 use minutehand::dev::redis::Fsync;
 use minutehand::model::QueueName;
 use minutehand::testing::clock::WrongClock;
@@ -21,14 +22,36 @@ const SETTINGS: [(&str, &str); 4] = [
 
 /// A path of a pod's HTTP port.
 fn http(pod: &Running, path: &str) -> (u16, String) {
+    ask(&at(pod), path)
+}
+
+/// Where a pod's HTTP port is.
+fn at(pod: &Running) -> String {
     let line = pod.until_said("listening on http://", NEVER);
-    let at = line.split("http://").nth(1).unwrap().trim().to_owned();
-    let mut stream = TcpStream::connect(&at).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    line.split("http://").nth(1).unwrap().trim().to_owned()
+}
+
+/// A path of an HTTP port.
+fn ask(at: &str, path: &str) -> (u16, String) {
+    let (status, _, body) = send(at, "GET", path, "");
+    (status, body)
+}
+
+/// A request to an HTTP port; gives status, headers and body.
+fn send(at: &str, method: &str, path: &str, body: &str) -> (u16, String, String) {
+    let mut stream = TcpStream::connect(at).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let status = text.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, text.split_once("\r\n\r\n").unwrap().1.to_owned())
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (status, head.to_owned(), body.to_owned())
 }
 
 /// A series of a pod's metrics; nothing where it does not exist.
@@ -83,7 +106,8 @@ async fn through<Ended: Future<Output = ()>>(
     let error_series = format!("minutehand_redis_errors_total{{cause=\"{}\"}}", trouble.metric);
     for pod in &pods {
         pod.until_said(trouble.word, NEVER);
-        until("the pod to be not ready, and to say why", NEVER, || {
+        // Three polls after the last success, though most buckets have nothing to do and rest.
+        until("the pod to be not ready, and to say why", Duration::from_secs(8), || {
             let (status, causes) = causes(pod);
             (status == 503 && causes.iter().any(|cause| cause.contains(trouble.word))).then_some(())
         });
@@ -93,8 +117,18 @@ async fn through<Ended: Future<Output = ()>>(
         let lines = pod.err().lines().filter(|line| line.contains("claim failed")).count();
         assert!(lines <= 30, "{lines} lines:\n{}", pod.log());
     }
+    // Whoever asks a pod or Redis itself hears the cause soon, and from a pod when to ask again.
     let start = minutehand::clock::mono();
-    let refused = town.program.run(&["submit", "--queue", "flights", "--output", "json"]);
+    let (at, asked) = (at(&pods[0]), town.program.clone());
+    let command =
+        std::thread::spawn(move || asked.run(&["submit", "--queue", "flights", "--output", "json"]));
+    let (status, head, problem) = send(&at, "POST", "/v1/tasks", r#"{"queue":"flights"}"#);
+    let took = start.elapsed();
+    assert!(status == 503 && problem.contains("\"code\":\"unavailable"), "{status} {problem}");
+    assert!(head.contains("retry-after: "), "{head}");
+    // A call's time-out, the time in which it is tried again, and a moment.
+    assert!(took < Duration::from_millis(3_500), "{took:?}");
+    let refused = command.join().unwrap();
     assert!(matches!(refused.code, Some(1 | 4)), "{refused:?}");
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     end(bed).await;
@@ -128,6 +162,46 @@ fn set(server: &PrivateServer, words: &[&str]) {
     server.run(words).unwrap();
 }
 
+/// Somebody's script does not end.
+fn stick(server: &PrivateServer) {
+    let socket = server.socket();
+    std::thread::spawn(move || {
+        let mut wire = minutehand::dev::wire::Wire::open(&minutehand::dev::wire::Door::Unix(socket)).unwrap();
+        // Killed in the end, or given up by this side.
+        let _ = wire.run(&["EVAL", "while true do end", "0"]);
+    });
+    until("the server to be stuck", NEVER, || {
+        let told = server.run(&["PING"]);
+        told.map_or_else(|error| error.to_string(), |told| told.text().to_string())
+            .contains("BUSY")
+            .then_some(())
+    });
+}
+
+fn unstick(server: &PrivateServer) {
+    until("the script to be killed", NEVER, || server.run(&["SCRIPT", "KILL"]).ok());
+}
+
+/// What bears the name of the snapshot cannot be replaced by it.
+fn break_disk(server: &PrivateServer) {
+    std::fs::create_dir(server.dir().join("dump.rdb")).unwrap();
+    saved(server, "err");
+}
+
+fn mend_disk(server: &PrivateServer) {
+    std::fs::remove_dir(server.dir().join("dump.rdb")).unwrap();
+    saved(server, "ok");
+}
+
+fn saved(server: &PrivateServer, how: &str) {
+    until("the snapshot", NEVER, || {
+        // One is under way, or the last one has just failed.
+        let _ = server.run(&["BGSAVE"]);
+        let info = server.run(&["INFO", "persistence"]).unwrap();
+        info.text().contains(&format!("rdb_last_bgsave_status:{how}")).then_some(())
+    });
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_became_a_replica() {
     let trouble = Trouble { word: "READONLY", metric: "readonly" };
@@ -147,42 +221,15 @@ async fn too_few_replicas() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_script_of_somebody_that_does_not_end() {
     let trouble = Trouble { word: "BUSY", metric: "busy" };
-    let begin = |server: &PrivateServer| {
-        let socket = server.socket();
-        std::thread::spawn(move || {
-            let mut wire =
-                minutehand::dev::wire::Wire::open(&minutehand::dev::wire::Door::Unix(socket)).unwrap();
-            // Killed in the end, or given up by this side.
-            let _ = wire.run(&["EVAL", "while true do end", "0"]);
-        });
-    };
-    let end = async |bed: Arc<Bed>| {
-        until("the script to be killed", NEVER, || bed.server().run(&["SCRIPT", "KILL"]).ok());
-    };
-    through(trouble, town(&["busy-reply-threshold 100"]).await, begin, end).await;
+    let end = async |bed: Arc<Bed>| unstick(bed.server());
+    through(trouble, town(&["busy-reply-threshold 100"]).await, stick, end).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_takes_nothing() {
     let trouble = Trouble { word: "MISCONF", metric: "misconf" };
-    let saved = |server: &PrivateServer, how: &str| {
-        until("the snapshot", NEVER, || {
-            // One is under way, or the last one has just failed.
-            let _ = server.run(&["BGSAVE"]);
-            let info = server.run(&["INFO", "persistence"]).unwrap();
-            info.text().contains(&format!("rdb_last_bgsave_status:{how}")).then_some(())
-        });
-    };
-    let begin = move |server: &PrivateServer| {
-        // What bears the name of the snapshot cannot be replaced by it.
-        std::fs::create_dir(server.dir().join("dump.rdb")).unwrap();
-        saved(server, "err");
-    };
-    let end = async move |bed: Arc<Bed>| {
-        std::fs::remove_dir(bed.server().dir().join("dump.rdb")).unwrap();
-        saved(bed.server(), "ok");
-    };
-    through(trouble, town(&["save 3600 1000000"]).await, begin, end).await;
+    let end = async |bed: Arc<Bed>| mend_disk(bed.server());
+    through(trouble, town(&["save 3600 1000000"]).await, break_disk, end).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -207,32 +254,174 @@ async fn a_server_that_reads_its_file_for_long() {
     through(trouble, town, begin, end).await;
 }
 
+/// What is done to a server.
+type Step = fn(&PrivateServer);
+
+/// A pod and an executor are started in each of these troubles: they wait, say why, and start when it is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_starts_while_redis_is_in_trouble_waits_and_says_so() {
-    let town = town(&[]).await;
+    let town = town(&["busy-reply-threshold 100", "save 3600 1000000"]).await;
     let redis = town.bed().server();
-    set(redis, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    let pod = town.program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
-    let executor = town.program.start("ex-1", &["work", "--queue", "flights", "--discard"]);
-    executor.until_said("cannot start yet", NEVER);
-    let line = pod.until_said("waiting for redis; listening on http://", NEVER);
-    assert!(line.ends_with(|end: char| end.is_ascii_digit()), "{line}");
+    let troubles: [(&str, Step, Step); 4] = [
+        (
+            "NOREPLICAS",
+            |redis| set(redis, &["CONFIG", "SET", "min-replicas-to-write", "1"]),
+            |redis| set(redis, &["CONFIG", "SET", "min-replicas-to-write", "0"]),
+        ),
+        (
+            "READONLY",
+            |redis| set(redis, &["REPLICAOF", "127.0.0.1", "1"]),
+            |redis| set(redis, &["REPLICAOF", "NO", "ONE"]),
+        ),
+        ("BUSY", stick, unstick),
+        ("MISCONF", break_disk, mend_disk),
+    ];
+    for (n, (word, begin, end)) in troubles.into_iter().enumerate() {
+        begin(redis);
+        let pod = town.program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
+        let executor = town.program.start("ex-1", &["work", "--queue", "flights", "--discard"]);
+        executor.until_said("cannot start yet", NEVER);
+        let line = pod.until_said("waiting for redis; listening on http://", NEVER);
+        assert!(line.ends_with(|end: char| end.is_ascii_digit()), "{line}");
+        assert_eq!(http(&pod, "/healthz").0, 200);
+        let (status, found) = causes(&pod);
+        assert!(status == 503 && found.iter().any(|cause| cause.contains(word)), "{word}: {found:?}");
+        let (status, problem) = http(&pod, "/v1/status");
+        let code = format!("unavailable_{}", word.to_lowercase());
+        assert!(status == 503 && problem.contains(&code), "{word}: {status} {problem}");
+        end(redis);
+        pod.until_said("pod starts", NEVER);
+        executor.until_said("executor runs", NEVER);
+        town.client.submit_batch(tasks(10, 100)).await.unwrap();
+        town.until_succeeded(10 * (n as i64 + 1)).await;
+        for process in [&pod, &executor] {
+            assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+        }
+    }
+}
+
+/// The lines with which a service says that it cannot start.
+fn waits(process: &Running) -> Vec<String> {
+    process.err().lines().filter(|line| line.contains("cannot start yet")).map(str::to_owned).collect()
+}
+
+/// Pods and executors that are started before their Redis, or in an outage, wait for it: alive, not ready, and saying why
+/// once. They start by themselves, and end in order when they are told to meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_starts_before_redis_waits_for_it_and_says_so() {
+    let town = town(&[]).await;
+    town.bed().server().kill9();
+    let serve = ["serve", "--listen", "127.0.0.1:0"];
+    let pod = town.program.start("pod-1", &serve);
+    let work = ["work", "--queue", "flights", "--discard", "--listen", "127.0.0.1:0"];
+    let executor = town.program.start("ex-1", &work);
+    let other = town.program.start("pod-2", &serve);
+    let said = executor.until_said("cannot start yet", NEVER);
+    assert!(said.contains("WARN") && said.contains("redis unreachable at unix://"), "{said}");
+    let waiting = pod.until_said("waiting for redis; listening on http://", NEVER);
+    let tries = "minutehand_redis_errors_total{cause=\"unreachable\"}";
+    until("it to try again and again", NEVER, || (series(&pod, tries)? >= 5.0).then_some(()));
     assert_eq!(http(&pod, "/healthz").0, 200);
     let (status, found) = causes(&pod);
-    assert!(status == 503 && found.iter().any(|cause| cause.contains("NOREPLICAS")), "{found:?}");
-    set(redis, &["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    assert!(
+        status == 503 && found.len() == 1 && found[0].contains("redis unreachable"),
+        "{status} {found:?}"
+    );
+    let (status, problem) = http(&pod, "/v1/status");
+    let problem: serde_json::Value = serde_json::from_str(&problem).unwrap();
+    assert_eq!((status, &problem["code"]), (503, &"unavailable".into()), "{problem}");
+    assert!(problem["message"].to_string().contains("redis unreachable"), "{problem}");
+    let at = executor.until_said("serving /metrics", NEVER);
+    let at = at.split("http=").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+    assert_eq!((ask(&at, "/healthz").0, ask(&at, "/readyz").0), (200, 503));
+    // However often it has tried.
+    assert_eq!((waits(&pod).len(), waits(&executor).len()), (1, 1), "{}", pod.log());
+    pod.until_said("waiting for redis", NEVER);
+    assert_eq!(other.stop(NEVER), Some(0), "{}", other.log());
+
+    town.bed().server().restart().await.unwrap();
     pod.until_said("pod starts", NEVER);
+    let now = until("the pod to say where it listens", NEVER, || {
+        pod.out().lines().find(|line| line.starts_with("listening on ")).map(str::to_owned)
+    });
+    assert_eq!(waiting, format!("waiting for redis; {now}"), "the port stays");
     town.until_members(1, 1).await;
+    until_ready(&pod);
+    until("the executor to be ready", NEVER, || (ask(&at, "/readyz").0 == 200).then_some(()));
     town.client.submit_batch(tasks(10, 100)).await.unwrap();
     town.until_succeeded(10).await;
     for process in [&pod, &executor] {
+        process.until_said("redis lets it start", NEVER);
         assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
     }
-    // Told to stop while it waits, it ends in order.
-    set(redis, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    let pod = town.program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
+}
+
+/// A name that nobody knows yet, and a server that accepts and says nothing: as if there were none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_starts_before_redis_has_a_name_or_a_voice_waits_for_it() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    for (url, why) in [
+        ("redis://no-such-host.invalid:6379".to_owned(), "redis unreachable at redis://no-such-host.invalid"),
+        (format!("redis://{}", silent.local_addr().unwrap()), "redis unreachable at redis://127.0.0.1"),
+    ] {
+        let program = program(&url, NAMESPACE);
+        let pod = program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
+        pod.until_said(why, NEVER);
+        let (status, found) = causes(&pod);
+        assert!(status == 503 && found.iter().any(|cause| cause.contains(why)), "{found:?}");
+        assert_eq!(pod.stop(NEVER), Some(0), "{}", pod.log());
+    }
+}
+
+/// Sentinels that know no master yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_starts_before_sentinels_know_a_master_waits_for_it() {
+    let fleet = PrivateSentinel::start().await.unwrap();
+    let on_each = |words: &[&str]| {
+        for sentinel in &fleet.sentinels {
+            sentinel.run(words).unwrap();
+        }
+    };
+    on_each(&["SENTINEL", "REMOVE", SENTINEL_SERVICE]);
+    let program = program(&fleet.url(), NAMESPACE);
+    let pod = program.start("pod-1", &["serve", "--listen", "127.0.0.1:0"]);
+    let executor = program.start("ex-1", &["work", "--queue", "flights", "--discard"]);
+    executor.until_said("cannot start yet", NEVER);
     pod.until_said("waiting for redis", NEVER);
-    assert_eq!(pod.stop(NEVER), Some(0), "{}", pod.log());
+    let (status, found) = causes(&pod);
+    assert!(status == 503 && found.iter().any(|cause| cause.contains("redis-sentinel://")), "{found:?}");
+    let port = fleet.master.port().unwrap().to_string();
+    on_each(&["SENTINEL", "MONITOR", SENTINEL_SERVICE, "127.0.0.1", &port, "2"]);
+    pod.until_said("pod starts", NEVER);
+    executor.until_said("executor runs", NEVER);
+    program.json(&["submit", "--queue", "flights"]);
+    until("it has succeeded", NEVER, || {
+        (program.json(&["status"])["counts"]["succeeded"] == 1).then_some(())
+    });
+    for process in [&pod, &executor] {
+        assert_eq!(process.stop(NEVER), Some(0), "{}", process.log());
+    }
+}
+
+/// What no waiting mends ends a service at once, each with its code.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_starts_with_what_never_comes_right_ends_at_once() {
+    let bed = Bed::own_server(ServerOptions { tcp: true, ..ServerOptions::default() }).await.unwrap();
+    let at = format!("127.0.0.1:{}", bed.server().port().unwrap());
+    for (url, code, part) in [
+        (format!("http://{at}"), 2, "the scheme is none of"),
+        (format!("redis-cluster://{at}"), 2, "not part of a cluster"),
+        (format!("redis://{at}/200"), 2, "no database 200"),
+        (format!("redis://nobody:wrong@{at}"), 1, "user name or password is wrong"),
+    ] {
+        let program = program(&url, NAMESPACE);
+        for words in [&["serve", "--listen", "127.0.0.1:0"][..], &["work", "--queue", "q", "--discard"]] {
+            let ended = program.run(&[words, &["--output", "json"]].concat());
+            assert_eq!(ended.code, Some(code), "{words:?} at {url}: {ended:?}");
+            assert!(ended.error()["message"].as_str().unwrap().contains(part), "{ended:?}");
+            assert!(!ended.err.contains("cannot start yet"), "{ended:?}");
+        }
+    }
 }
 
 /// A cluster that is not put together yet, and one of which a part is missing: who starts waits, says why, and goes on by

@@ -29,7 +29,6 @@ async fn a_queue_may_have_a_dispatch_time_out_of_its_own() {
     };
     // Twice: once at home, once with a record of its own, since it was lost before.
     for round in 0..2 {
-        // Leases are looked at once a second.
         let begin = T0 + round * 3_000;
         space.inject_now(Some(begin));
         let granted: Vec<_> = claim(&space, &asked()).await.tasks.iter().map(|task| task.id).collect();
@@ -118,7 +117,7 @@ async fn what_is_offered_and_not_started_comes_back_by_the_shortest_word() {
         tokio::time::timeout(crate::executor::NEVER, lost).await.unwrap()
     };
     let (by_task, by_queue) = (lost(of_task).await, lost(of_queue).await);
-    // A second, in which leases are looked at, and a poll come on top.
+    // Up to a second, since they end with one, and a poll come on top.
     assert!((990..4_500).contains(&by_task), "{by_task}");
     assert!((1_490..5_000).contains(&by_queue), "{by_queue}");
     assert_eq!(read::get(&town.space, of_all).await.unwrap().unwrap().state, State::Running);

@@ -1,13 +1,14 @@
 //! What each level of durability survives: a server is killed, and what it had acknowledged is counted.
 
-use crate::pair::{NEVER, Pair, space_on, submit, task};
+use crate::pair::{NEVER, Pair, space_at, space_on, submit, task};
 use minutehand::client::{Client, Due, NewTask, SubmitError};
 use minutehand::clock::mono;
 use minutehand::dev::redis::{Fsync, PrivateServer, ServerBinary, ServerOptions};
 use minutehand::model::{Durability, Key, TaskId};
 use minutehand::store::{ConnectSettings, Space, Store, StoreError, read};
+use minutehand::testing::fault::{Behind, Fault, FaultProxy};
 use parking_lot::Mutex;
-
+use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -150,6 +151,115 @@ async fn without_its_replica_a_submit_is_not_durable_and_safe_to_repeat() {
     pair.master.kill9();
     pair.promote();
     assert!(read::get(&space_on(&pair.replica).await, id).await.unwrap().is_some());
+}
+
+/// What was on its way to or from the replica when the link was paused may count on either side.
+const IN_FLIGHT: Duration = Duration::from_millis(100);
+
+/// A task's key, and when it was answered that it stands.
+type Answered = BTreeMap<usize, (TaskId, Instant)>;
+
+/// Some 1,000 keyed tasks a second, a second and a half long. In the middle the link to the replica is paused, half a
+/// second later the master is gone, its replica has its place, and another replica follows that one. What got no answer,
+/// or no good one, is sent again under its key.
+struct Failover {
+    /// What was answered well at its first sending.
+    first: Answered,
+    /// What stands in the end.
+    stands: Answered,
+    paused: Instant,
+    failed: Instant,
+}
+
+async fn submit_through_a_failover(level: Durability) -> Failover {
+    const ROUNDS: usize = 30;
+    const BATCH: usize = 50;
+    let (pair, link) = Pair::linked().await;
+    let door = FaultProxy::start(Behind::Unix(pair.master.socket())).await.expect("an address that moves");
+    let client = Client::new(space_at(door.url()).await);
+    let keyed = move |n: usize| {
+        let key = Some(Key::new(format!("order-{n}"), 3_600_000).expect("a key"));
+        NewTask { key, ..later(level) }
+    };
+    let first: Arc<Mutex<Answered>> = Arc::default();
+    let mut sent = JoinSet::new();
+    let (mut paused, mut failed, mut heir) = (mono(), mono(), None);
+    for round in 0..ROUNDS {
+        let (client, first) = (client.clone(), Arc::clone(&first));
+        sent.spawn(async move {
+            let all = round * BATCH..(round + 1) * BATCH;
+            // Broken off by the fail-over: all of them are sent again.
+            let Ok(told) = client.submit_batch(all.clone().map(keyed).collect()).await else { return };
+            let at = mono();
+            let stand = all.zip(told).filter_map(|(n, told)| Some((n, (told.ok()?.id, at))));
+            first.lock().extend(stand);
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if round == ROUNDS / 3 {
+            paused = mono();
+            link.set(Fault { half_open: true, ..Fault::default() });
+        }
+        if round == ROUNDS * 2 / 3 {
+            failed = mono();
+            pair.master.kill9();
+            // What was held back on the link does not arrive any more.
+            link.cut();
+            pair.promote();
+            door.lead_to(Behind::Unix(pair.replica.socket()));
+            heir = Some(pair.heir().await);
+        }
+    }
+    let heir = heir.expect("there was a fail-over");
+    while let Some(done) = sent.join_next().await {
+        done.expect("a batch");
+    }
+    // Whatever was not answered well is sent again, until it stands.
+    let (first, start) = (first.lock().clone(), mono());
+    let mut stands = Answered::new();
+    while stands.len() < ROUNDS * BATCH {
+        assert!(start.elapsed() < NEVER, "{} of {} stand", stands.len(), ROUNDS * BATCH);
+        let open: Vec<usize> = (0..ROUNDS * BATCH).filter(|n| !stands.contains_key(n)).take(500).collect();
+        if let Ok(told) = client.submit_batch(open.iter().map(|n| keyed(*n)).collect()).await {
+            let at = mono();
+            stands.extend(open.into_iter().zip(told).filter_map(|(n, told)| Some((n, (told.ok()?.id, at)))));
+        }
+    }
+    let counts = client.counts().await.expect("counts").0;
+    assert_eq!(counts.submitted, (ROUNDS * BATCH) as i64, "one task for each key, in {counts:?}");
+    assert!(heir.pid().is_some());
+    Failover { first, stands, paused, failed }
+}
+
+impl Failover {
+    /// When those were answered that are not those that stand.
+    fn lost(&self) -> Vec<Instant> {
+        let lost = self.first.iter().filter(|(n, (id, _))| self.stands[n].0 != *id);
+        lost.map(|(_, (_, at))| *at).collect()
+    }
+
+    fn answered(&self, from: Instant, to: Instant) -> usize {
+        self.first.values().filter(|(_, at)| (from..to).contains(at)).count()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_past_a_paused_link_takes_nothing_that_waited_for_a_replica() {
+    let told = submit_through_a_failover(WAIT).await;
+    let before = told.answered(told.paused - NEVER, told.paused);
+    let meanwhile = told.answered(told.paused + IN_FLIGHT, told.failed);
+    println!("wait:1: {before} answered, {meanwhile} while the link was paused");
+    assert!(before >= 400, "{before}");
+    assert_eq!((meanwhile, told.lost()), (0, Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_past_a_paused_link_takes_no_more_than_was_answered_meanwhile() {
+    let told = submit_through_a_failover(Durability::Memory).await;
+    let (lost, meanwhile) = (told.lost(), told.answered(told.paused, told.failed));
+    println!("memory: {} lost, {meanwhile} answered while the link was paused", lost.len());
+    assert!(!lost.is_empty(), "the link was paused in vain");
+    let window = told.paused - IN_FLIGHT..=told.failed;
+    assert!(lost.iter().all(|at| window.contains(at)), "one was lost that the replica had");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -73,9 +73,25 @@ async fn a_key_without_a_window_is_free_when_its_task_ends_however_it_ends() {
     let last = make();
     assert_eq!(submit(&space, std::slice::from_ref(&last)).await, [RowAnswer::Created]);
     intake::cancel(&space, bucket(), "me", "", &[last.id]).await.unwrap();
-    let expiring = row(Spec { deadline: Some(UnixMs(T0 + 5)), ..make().spec });
+    // Its executor is killed, again and again, until it is dead.
+    let killed = make();
+    assert_eq!(submit(&space, std::slice::from_ref(&killed)).await, [RowAnswer::Created]);
+    let mut now = T0;
+    while read::get(&space, killed.id).await.unwrap().unwrap().state != State::Dead {
+        for task in claim(&space, &claim_all("p1")).await.tasks {
+            let hold = run::StartRow { id: task.id, grant: task.grant, lease_ms: 1_000 };
+            run::start(&space, bucket(), "ex", &[hold]).await.unwrap();
+        }
+        if read::get(&space, killed.id).await.unwrap().unwrap().state != State::Dead {
+            assert_eq!(submit(&space, &[make()]).await, [RowAnswer::Duplicate(killed.id)]);
+        }
+        now += 30_000;
+        space.inject_now(Some(now));
+    }
+    let expiring = row(Spec { deadline: Some(UnixMs(now + 5)), ..spec(lane, now) });
+    let expiring = row(Spec { key: key("k", 0), ..expiring.spec });
     assert_eq!(submit(&space, std::slice::from_ref(&expiring)).await, [RowAnswer::Created]);
-    space.inject_now(Some(T0 + 5));
+    space.inject_now(Some(now + 5));
     assert!(claim(&space, &claim_all("p1")).await.tasks.is_empty());
     assert_eq!(read::get(&space, expiring.id).await.unwrap().unwrap().state, State::Expired);
     assert_eq!(submit(&space, &[make()]).await, [RowAnswer::Created]);
@@ -290,6 +306,9 @@ async fn payloads_pass_untouched_through_every_stage() {
     for piece in rows.chunks(4) {
         submit(&space, piece).await;
     }
+    for (row, payload) in rows.iter().zip(&payloads) {
+        assert!(row.bytes.len() <= payload.len() + 64, "{} for {} bytes", row.bytes.len(), payload.len());
+    }
     let at = |id: TaskId| rows.iter().position(|row| row.id == id).unwrap();
     let same = |id: TaskId, bytes: &Bytes| {
         assert_eq!(*bytes, rows[at(id)].bytes, "payload {}", at(id));
@@ -325,6 +344,38 @@ async fn payloads_pass_untouched_through_every_stage() {
     assert_eq!(claimed.len(), payloads.len());
     claimed.iter().for_each(|task| same(task.id, &task.spec));
     sound(&space).await;
+}
+
+/// Binary payloads are stored as they are: all that a waiting task adds to its own, with everything that Redis keeps of
+/// it, is less than half a KiB.
+#[tokio::test]
+async fn a_binary_payload_costs_its_bytes_and_little_more() {
+    const TASKS: usize = 2_000;
+    let bed = Bed::own_server(Default::default()).await.unwrap();
+    let space = space(&bed).await;
+    let lane = lane(&space, "push", Priority::P3).await;
+    let used = || {
+        let info = bed.server().run(&["INFO", "memory"]).unwrap().text().to_string();
+        let line = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
+        line.trim().parse::<usize>().unwrap()
+    };
+    // Nothing that the server's allocator would round up by more than that.
+    for bytes in [1, 100, 900] {
+        let payload: Vec<u8> = (0..bytes).map(|n| (n % 256) as u8 ^ 0xff).collect();
+        let before = used();
+        for first in (0..TASKS).step_by(500) {
+            let rows: Vec<Row> = (first..first + 500)
+                .map(|n| {
+                    let key = key(format!("{bytes}-{n}").leak(), 60_000);
+                    row(Spec { payload: payload.clone().into(), key, ..spec(lane, T0 + n as i64) })
+                })
+                .collect();
+            submit(&space, &rows).await;
+        }
+        let each = (used() - before) / TASKS;
+        println!("{each} bytes for a payload of {bytes}");
+        assert!(each <= bytes + 512, "{each} bytes for a payload of {bytes}");
+    }
 }
 
 #[tokio::test]

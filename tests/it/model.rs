@@ -921,7 +921,8 @@ impl World {
             task.run = Some(Run {
                 grant: granted.grant,
                 phase: Phase::Claimed,
-                deadline: lease_now + claim.dispatch_ms,
+                // Claims give whole seconds.
+                deadline: (lease_now + claim.dispatch_ms + 999).div_euclid(1_000) * 1_000,
                 cancel: false,
                 holder: pod.to_owned(),
             });

@@ -303,7 +303,7 @@ async fn a_foreign_key_stops_every_move_of_a_granted_task_before_it_writes() {
     let keyed = tasks.iter().find(|task| task.spec[1] != 0).unwrap();
 
     let starts: Vec<_> = tasks.iter().map(|task| hold(task, 30_000)).collect();
-    let lease = format!("lease:{}", (T0 + 30_000) / 1_000 + 1);
+    let lease = format!("lease:{}.0", (T0 + 30_000) / 1_000);
     for name in ["meta", "run", "events", "leases", &lease] {
         let planted = Planted::at(&space, name).await;
         planted.refuses(run::start(&space, bucket(), "ex", &starts).await);
@@ -381,7 +381,7 @@ async fn a_foreign_key_stops_a_claim_before_it_moves_a_task() {
         "last:p1".to_owned(),
         format!("due:{minute}"),
         format!("task:{}", minute.0 / 60),
-        format!("lease:{}", (T0 + limits::DISPATCH_TIMEOUT_MS) / 1_000 + 1),
+        format!("lease:{}.0", (T0 + limits::DISPATCH_TIMEOUT_MS) / 1_000),
     ];
     // One that takes all goes straight through, and looks at no lane.
     for name in granting.map(str::to_owned).iter().chain(&more) {

@@ -88,7 +88,14 @@ async fn large_streams_are_bounded_and_never_block() {
 #[tokio::test]
 async fn a_command_that_leaves_a_child_behind_has_ended() {
     // The child keeps the pipes open for longer than this test may take.
-    assert_eq!(sh("sleep 600 & exit 0", "").await, Ok(()));
+    let (_dir, mut fifo, command) = with_fifo("sleep 600 & echo $! > FIFO; exit 0").await;
+    assert_eq!(sh(&command, "").await, Ok(()));
+    let mut pid = String::new();
+    fifo.read_line(&mut pid).await.unwrap();
+    assert!(alive(pid.trim()), "its end is not ours to bring about");
+    let child = pid.trim().parse().unwrap();
+    // SAFETY: kill has no memory effects; the child was started by this test and sleeps.
+    unsafe { libc::kill(child, libc::SIGKILL) };
 }
 
 /// Reads the process id that a command wrote into a pipe, without waiting for any time.
