@@ -94,8 +94,13 @@ impl Queue {
         self.lease_ms.store(ms, Ordering::Relaxed);
     }
 
+    /// Lease of tasks that name none, in ms.
+    pub fn lease_ms(&self) -> i64 {
+        self.lease_ms.load(Ordering::Relaxed)
+    }
+
     /// Only called under the lock of the table.
-    fn took(&self, ms: f64, failed: bool) {
+    pub fn took(&self, ms: f64, failed: bool) {
         self.runs.lock().add(ms as i64, failed);
         let average = averaged(self.average_ms(), ms);
         self.average_ms.store(average.to_bits(), Ordering::Relaxed);
@@ -438,7 +443,7 @@ impl Hands {
                 tracing::debug!(execution = %task.execution, "offered twice; the second is left out");
                 continue;
             }
-            let usual = || task.route.queue.lease_ms.load(Ordering::Relaxed);
+            let usual = || task.route.queue.lease_ms();
             let lease = task.spec.lease_ms.map_or_else(usual, i64::from);
             let wished =
                 inner.wished.iter().any(|(at, id)| *id == task.execution.id && task.taken < *at + WISH_KEPT);

@@ -127,6 +127,16 @@ pub(super) struct SpaceLink {
     pub timer: Timer,
 }
 
+/// Adds runs of queues to what is known of them; answers that, and the lease that is set for each.
+pub(super) async fn add_runs(
+    space: &Space,
+    new: &[(QueueName, Runs)],
+) -> Result<Vec<(Runs, Option<Lease>)>, StoreError> {
+    let table = queue::settings(space).await?;
+    let runs = queue::add_runs(space, new).await?;
+    Ok(runs.into_iter().zip(new).map(|(runs, (name, _))| (runs, table.of(name).lease)).collect())
+}
+
 impl Wakes for Subscription {
     async fn recv(&mut self) -> Wake {
         match Self::recv(self).await {
@@ -179,9 +189,7 @@ impl Link for SpaceLink {
     }
 
     async fn runs(&self, new: &[(QueueName, Runs)]) -> Result<Vec<(Runs, Option<Lease>)>, StoreError> {
-        let table = queue::settings(&self.space).await?;
-        let runs = queue::add_runs(&self.space, new).await?;
-        Ok(runs.into_iter().zip(new).map(|(runs, (name, _))| (runs, table.of(name).lease)).collect())
+        add_runs(&self.space, new).await
     }
 
     async fn leave(&self) -> Result<Vec<Offer>, StoreError> {

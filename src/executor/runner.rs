@@ -369,10 +369,7 @@ async fn end<L: Link>(
     let Ended { outcome, lag_ms, took } = ended;
     let took_ms = took.map_or(0, |took| i64::try_from(took.as_millis()).unwrap_or(i64::MAX));
     let ExecutionId { id, grant } = *execution;
-    let failed = matches!(
-        outcome,
-        Outcome::Failed { .. } | Outcome::Fatal { .. } | Outcome::RetryAfter { counted: true, .. }
-    );
+    let failed = outcome.is_failure();
     let row = AckRow { id, grant, outcome, lag_ms, took_ms };
     let mut journal = core.journal.as_ref();
     if !core.acks.try_reserve() {

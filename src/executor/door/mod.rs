@@ -16,14 +16,16 @@ mod worker;
 
 pub use worker::{Handed, Held, WORKER_ID_MAX_BYTES, Wish, Worker};
 
-use crate::executor::backoff;
-use crate::executor::link::{Outcome, Take};
-use crate::model::{Bucket, ExecutionId, Grant, LaneGroup, Progress, Spec, TaskId};
+use crate::executor::hands::{self, Queue};
+use crate::executor::inbox::Queues;
+use crate::executor::link::{self, Outcome, Take};
+use crate::executor::{backoff, report};
+use crate::model::{Bucket, ExecutionId, Grant, LaneGroup, Progress, QueueName, Spec, TaskId, UnixMs};
 use crate::store::member::{self, Offer};
 use crate::store::run::{self, AckAnswer, AckRow, MarkAnswer, StartAnswer, StartRow};
 use crate::store::{Space, StoreError, Subscription, due};
 use crate::{clock, limits};
-use known::{Known, TELL_LATER};
+use known::{Given, Known, Ran, TELL_LATER};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -44,6 +46,10 @@ pub struct Door {
 struct Inner {
     space: Space,
     known: Mutex<HashMap<String, Known>>,
+    /// Queues of which tasks were handed over here.
+    queues: Queues,
+    /// Somebody reports how long their tasks run.
+    reporting: AtomicBool,
     /// Tasks for which progress was kept through this door; dropped when they end through it.
     marked: Mutex<HashSet<TaskId>>,
     /// Somebody looks after what workers leave behind.
@@ -72,8 +78,16 @@ impl std::fmt::Debug for Door {
 impl Door {
     /// A door; `shutdown` ends what waits at it.
     pub fn new(space: Space, shutdown: CancellationToken) -> Self {
-        let (known, marked, minding) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
-        Self { inner: Arc::new(Inner { space, known, marked, minding, shutdown }) }
+        let inner = Inner {
+            space,
+            known: Mutex::default(),
+            queues: Queues::new(HashMap::new(), None),
+            reporting: AtomicBool::new(false),
+            marked: Mutex::default(),
+            minding: AtomicBool::new(false),
+            shutdown,
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Looks at what is known of a worker, if anything is.
@@ -142,11 +156,12 @@ impl Door {
     /// Says that the worker lives, unless that was said lately and has not changed.
     async fn report(&self, worker: &Worker, in_hand: u32) -> Result<(), StoreError> {
         let now = clock::mono();
-        let every = clock::ms(limits::HEARTBEAT_MS);
-        let ahead = {
+        let space = &self.inner.space;
+        let offset = space.clock().now_us() - clock::wall_us();
+        let record = {
             let mut known = self.inner.known.lock();
             match known.get_mut(&worker.id) {
-                Some(known) if known.worker == *worker && now.duration_since(known.reported) < every => {
+                Some(known) if known.is_reported(worker, now) => {
                     known.asked = now;
                     return Ok(());
                 }
@@ -156,15 +171,20 @@ impl Door {
                 // Those that have gone without a word.
                 known.retain(|_, known| now.duration_since(known.asked) < clock::ms(limits::LOST_AFTER_MS));
             }
-            known.get(&worker.id).map_or(0, |known| known.ahead)
+            let mut record = worker.record(in_hand, offset);
+            if let Some(known) = known.get(&worker.id) {
+                known.add_to(&mut record);
+            }
+            record
         };
-        let space = &self.inner.space;
-        let offset = space.clock().now_us() - clock::wall_us();
-        member::beat_executor(space, &worker.record(in_hand, ahead, offset)).await?;
+        member::beat_executor(space, &record).await?;
         let mut known = self.inner.known.lock();
         let room = known.len() < limits::POLL_WORKERS_MAX;
         match known.get_mut(&worker.id) {
-            Some(known) => (known.worker, known.reported, known.asked) = (worker.clone(), now, now),
+            Some(known) => {
+                known.worker = worker.clone();
+                known.reported(&record, now);
+            }
             None if room => {
                 known.insert(worker.id.clone(), Known::new(worker.clone(), now));
             }
@@ -198,9 +218,12 @@ impl Door {
         if taken.offers.is_empty() {
             return Ok(Vec::new());
         }
-        let handed = self.hand_over(worker, &id, taken.offers).await;
-        let executions = handed.iter().map(|task| task.execution);
-        self.with(&worker.id, |known| known.handed(executions, wish.tells, clock::mono()));
+        let (handed, given) = self.hand_over(worker, &id, taken.offers).await;
+        let unnoted = given.iter().any(|given| !given.noted);
+        self.with(&worker.id, |known| known.handed(given, wish.tells, clock::mono()));
+        if unnoted {
+            self.mind();
+        }
         Ok(handed)
     }
 
@@ -245,6 +268,10 @@ impl Door {
             let chores = known.chores(now);
             more |= chores.more;
             self.tell(&Worker::executor(id), chores.tell);
+            if !chores.note.is_empty() {
+                let (door, id) = (self.clone(), Worker::executor(id));
+                tokio::spawn(async move { door.note(&id, chores.note).await });
+            }
             if chores.recall {
                 let (door, id) = (self.clone(), Worker::executor(id));
                 let (in_hand, capacity) = (known.in_hand, known.worker.slots);
@@ -252,6 +279,55 @@ impl Door {
             }
         }
         more
+    }
+
+    /// Tells Redis what a worker has in hand.
+    async fn note(&self, id: &str, rows: Vec<StartRow>) {
+        let mut by_bucket: BTreeMap<Bucket, Vec<(StartRow, &str)>> = BTreeMap::new();
+        for row in rows {
+            by_bucket.entry(row.id.bucket()).or_default().push((row, id));
+        }
+        for (bucket, rows) in by_bucket {
+            if let Err(error) = run::offer(&self.inner.space, bucket, id, &rows).await {
+                // They come back at their dispatch time-out unless the worker speaks of them before.
+                tracing::warn!(%bucket, rows = rows.len(), %error, "could not note what a worker has in hand");
+            }
+        }
+    }
+
+    /// What is known of a queue here. Its lease is asked for when it is first met, and followed from then on.
+    async fn queue(&self, name: &QueueName) -> Arc<Queue> {
+        let (queue, new) = self.inner.queues.meet(name);
+        if new {
+            self.report_runs(&[Arc::clone(&queue)]).await;
+            self.keep_reporting();
+        }
+        queue
+    }
+
+    async fn report_runs(&self, queues: &[Arc<Queue>]) {
+        for queues in queues.chunks(limits::RUNS_QUEUES_MAX) {
+            let new = report::news(queues);
+            let told = link::add_runs(&self.inner.space, &new).await;
+            report::heard(queues, &new, told);
+        }
+    }
+
+    /// Reports how long tasks run, and follows leases, until the door closes.
+    fn keep_reporting(&self) {
+        if self.inner.reporting.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let door = self.clone();
+        tokio::spawn(async move {
+            while !door.inner.shutdown.is_cancelled() {
+                tokio::select! {
+                    () = door.inner.shutdown.cancelled() => {}
+                    () = report::pause() => {}
+                }
+                door.report_runs(&door.inner.queues.all()).await;
+            }
+        });
     }
 
     /// Gives back what was fetched ahead for a worker that does not come for it.
@@ -267,11 +343,14 @@ impl Door {
         }
     }
 
-    /// Notes what is handed over; the rest is refused, or comes back by itself.
-    async fn hand_over(&self, worker: &Worker, id: &str, offers: Vec<Offer>) -> Vec<Handed> {
+    /// Notes what is handed over, unless it will soon have ended; the rest is refused, or comes back by itself.
+    async fn hand_over(&self, worker: &Worker, id: &str, offers: Vec<Offer>) -> (Vec<Handed>, Vec<Given>) {
         let space = &self.inner.space;
-        let mut by_bucket: BTreeMap<Bucket, Vec<(StartRow, Offer, LaneGroup, Spec)>> = BTreeMap::new();
+        let quick = self.with(&worker.id, |known| known.is_quick()) == Some(true);
+        let margin_ms = hands::START_MARGIN.as_millis() as i64;
+        let mut by_bucket: BTreeMap<Bucket, Vec<Ready>> = BTreeMap::new();
         let (mut refused, mut back) = (Vec::new(), Vec::new());
+        let (mut out, mut given) = (Vec::new(), Vec::new());
         for offer in offers {
             let execution = ExecutionId { id: offer.id, grant: offer.grant };
             // A pod that heard no answer has offered it once more.
@@ -299,9 +378,15 @@ impl Door {
                         refused.push(row(execution, Outcome::Skipped));
                         continue;
                     }
-                    let lease_ms = spec.lease_ms.map_or(limits::LEASE_MS, i64::from);
-                    let start = StartRow { id: offer.id, grant: offer.grant, lease_ms };
-                    by_bucket.entry(offer.id.bucket()).or_default().push((start, offer, group, spec));
+                    let queue = self.queue(&group.queue).await;
+                    let lease_ms = spec.lease_ms.map_or_else(|| queue.lease_ms(), i64::from);
+                    let task = Ready { offer, group, spec, queue, lease_ms };
+                    if quick && now_ms + margin_ms < task.offer.not_after.0 {
+                        given.push(task.given(false));
+                        out.push(task.handed(UnixMs(now_ms + lease_ms), now_ms));
+                    } else {
+                        by_bucket.entry(task.offer.id.bucket()).or_default().push(task);
+                    }
                 }
                 Err(error) => {
                     tracing::error!(%execution, %error, "a task cannot be read");
@@ -310,7 +395,7 @@ impl Door {
             }
         }
         let calls = by_bucket.into_iter().map(|(bucket, tasks)| async move {
-            let rows: Vec<(StartRow, &str)> = tasks.iter().map(|(row, ..)| (*row, id)).collect();
+            let rows: Vec<(StartRow, &str)> = tasks.iter().map(|task| (task.row(), id)).collect();
             let answers = run::offer(space, bucket, id, &rows).await;
             if let Err(error) = &answers {
                 // They come back at their dispatch time-out, or at their lease if the call arrived.
@@ -318,20 +403,20 @@ impl Door {
             }
             (tasks, answers.unwrap_or_default())
         });
-        let mut out = Vec::new();
         for (tasks, answers) in futures_util::future::join_all(calls).await {
             let now_ms = space.clock().now_ms();
-            for ((start, offer, group, spec), answer) in tasks.into_iter().zip(answers) {
-                let execution = ExecutionId { id: offer.id, grant: offer.grant };
+            for (task, answer) in tasks.into_iter().zip(answers) {
                 match answer {
                     StartAnswer::Ok { deadline, cancel: false } => {
-                        let lag_ms = (now_ms - offer.due.0).max(0);
-                        crate::executor::observe::started(lag_ms);
-                        out.push(handed(execution, &offer, group, spec, start.lease_ms, deadline, lag_ms));
+                        given.push(task.given(true));
+                        out.push(task.handed(deadline, now_ms));
                     }
-                    StartAnswer::Ok { cancel: true, .. } => refused.push(row(execution, Outcome::Cancelled)),
+                    StartAnswer::Ok { cancel: true, .. } => {
+                        refused.push(row(task.execution(), Outcome::Cancelled));
+                    }
                     StartAnswer::Stale => {
-                        tracing::info!(%execution, "grant no longer stands; not handed over")
+                        let execution = task.execution();
+                        tracing::info!(%execution, "grant no longer stands; not handed over");
                     }
                 }
             }
@@ -342,21 +427,30 @@ impl Door {
         {
             tracing::warn!(%error, "could not refuse tasks for a worker; they come back when their grants lapse");
         }
-        out
+        (out, given)
     }
 
-    /// Reports outcomes; the answers stand in the order of the rows. `again`: some of them were sent before.
+    /// Reports outcomes; the answers stand in the order of the rows. `again`: some of them were sent before. A run time
+    /// below 0 is one that the worker does not say.
     pub async fn ack(
         &self,
         executor: &str,
-        rows: Vec<AckRow>,
+        mut rows: Vec<AckRow>,
         again: bool,
     ) -> Result<Vec<AckAnswer>, StoreError> {
         let ended: Vec<TaskId> = rows.iter().map(|row| row.id).collect();
         let now = clock::mono();
         self.of(executor, |known| {
-            rows.iter().for_each(|row| known.ended(&ExecutionId { id: row.id, grant: row.grant }, now));
+            for row in &mut rows {
+                let execution = ExecutionId { id: row.id, grant: row.grant };
+                let ran = Ran {
+                    took_ms: (row.took_ms >= 0).then_some(row.took_ms),
+                    failed: row.outcome.is_failure(),
+                };
+                row.took_ms = known.ended(&execution, ran, now).unwrap_or(-1);
+            }
         });
+        rows.iter_mut().for_each(|row| row.took_ms = row.took_ms.max(0));
         let mut answers = vec![AckAnswer::Stale; rows.len()];
         let mut by_bucket: BTreeMap<Bucket, Vec<(usize, AckRow)>> = BTreeMap::new();
         for (at, row) in rows.into_iter().enumerate() {
@@ -442,9 +536,22 @@ impl Door {
         Ok(answers)
     }
 
-    /// Renews what a worker holds, and has thus begun; the answers stand in the order of the rows.
-    pub async fn renew(&self, executor: &str, rows: &[(ExecutionId, i64)]) -> Result<Vec<Held>, StoreError> {
-        let held = self.start(executor, rows).await?;
+    /// Renews what a worker holds, and has thus begun, for as long as it says, else for its lease; the answers stand in
+    /// the order of the rows.
+    pub async fn renew(
+        &self,
+        executor: &str,
+        rows: &[(ExecutionId, Option<i64>)],
+    ) -> Result<Vec<Held>, StoreError> {
+        let known = |known: &mut Known| -> Vec<Option<i64>> {
+            rows.iter().map(|(execution, _)| known.lease_ms(execution)).collect()
+        };
+        let usual = self.of(executor, known).unwrap_or_else(|| vec![None; rows.len()]);
+        let lease = |((execution, said), usual): (&(ExecutionId, Option<i64>), Option<i64>)| {
+            (*execution, said.or(usual).unwrap_or(limits::LEASE_MS))
+        };
+        let rows: Vec<(ExecutionId, i64)> = rows.iter().zip(usual).map(lease).collect();
+        let held = self.start(executor, &rows).await?;
         self.alive(executor).await;
         Ok(held)
     }
@@ -463,7 +570,8 @@ impl Door {
     /// A worker speaks of tasks: those of which it had not spoken before are started.
     async fn hear(&self, executor: &str, executions: &[ExecutionId]) -> Result<(), StoreError> {
         let new = |known: &mut Known| {
-            executions.iter().filter(|one| !known.heard(one)).map(|one| (*one, 0)).collect()
+            let new = executions.iter().filter(|one| !known.heard(one));
+            new.map(|one| (*one, known.unnoted_ms(one))).collect()
         };
         let new = self
             .of(executor, new)
@@ -540,6 +648,37 @@ impl Door {
         let offers = member::leave_executor(&self.inner.space, &executor).await?;
         let rows: Vec<_> = offers.iter().map(|offer| (offer.id, offer.grant)).collect();
         Ok(self.give_back(&executor, "the worker left", &rows).await)
+    }
+}
+
+/// A task that may be handed over.
+struct Ready {
+    offer: Offer,
+    group: LaneGroup,
+    spec: Spec,
+    queue: Arc<Queue>,
+    lease_ms: i64,
+}
+
+impl Ready {
+    fn execution(&self) -> ExecutionId {
+        ExecutionId { id: self.offer.id, grant: self.offer.grant }
+    }
+
+    fn row(&self) -> StartRow {
+        StartRow { id: self.offer.id, grant: self.offer.grant, lease_ms: self.lease_ms }
+    }
+
+    fn given(&self, noted: bool) -> Given {
+        let (queue, cost_ms) = (Arc::clone(&self.queue), self.spec.extras.cost_ms);
+        Given { execution: self.execution(), queue, cost_ms, lease_ms: self.lease_ms, noted }
+    }
+
+    fn handed(self, lease_until: UnixMs, now_ms: i64) -> Handed {
+        let lag_ms = (now_ms - self.offer.due.0).max(0);
+        crate::executor::observe::started(lag_ms);
+        let execution = self.execution();
+        handed(execution, &self.offer, self.group, self.spec, self.lease_ms, lease_until, lag_ms)
     }
 }
 
