@@ -41,22 +41,24 @@ local function plain()
   if args[6] ~= '1' then return end
   local i, kept, timed, k, t, kinds, counted, bounds = 0, {}, {}, 0, 0, {}, nil, nil
   for a = runs_at + 1, bins_at, 3 do
-    local grant = args[a + 1]
+    local grant, before, keeps, timer, group, bound = args[a + 1], nil, nil, nil, nil, nil
     for _ = 1, tonumber(args[a + 2]) do
       i = i + 1
       local r = found[i]
-      if not r then return end
-      -- Tasks of one claim and lane have the same record.
-      local kind = kinds[r]
-      if not kind then
-        local bits = byte(r, 3) - 48
-        if run_cancelled(r) or bits % 8 > 3 or bits % 32 >= 16 then return end
-        local group = sub(r, 37, 39)
-        kind = { grant = run_grant(r), keeps = bits % 4 > 0, timer = bits % 4 >= 2, group = bits % 16 >= 8 and group, bound = bits >= 32 and group }
-        kinds[r] = kind
+      if r ~= before then
+        if not r then return end
+        -- Tasks of one claim and lane have the same record.
+        local kind = kinds[r]
+        if not kind then
+          local bits = byte(r, 3) - 48
+          if run_cancelled(r) or bits % 8 > 3 or bits % 32 >= 16 then return end
+          local own = sub(r, 37, 39)
+          kind = { grant = run_grant(r), keeps = bits % 4 > 0, timer = bits % 4 >= 2, group = bits % 16 >= 8 and own, bound = bits >= 32 and own }
+          kinds[r] = kind
+        end
+        if kind.grant ~= grant then return end
+        before, keeps, timer, group, bound = r, kind.keeps, kind.timer, kind.group, kind.bound
       end
-      if kind.grant ~= grant then return end
-      local group, bound = kind.group, kind.bound
       if group then
         counted = counted or {}
         counted[group] = (counted[group] or 0) + 1
@@ -65,11 +67,11 @@ local function plain()
         bounds = bounds or {}
         bounds[bound] = (bounds[bound] or 0) + 1
       end
-      if kind.keeps then
+      if keeps then
         k = k + 1
         kept[k] = args[ids_at + i]
       end
-      if kind.timer then
+      if timer then
         t = t + 1
         timed[t] = args[ids_at + i]
       end

@@ -235,7 +235,7 @@ impl Held {
 
 /// Ids of executions that ended lately: two generations, so that it is bounded without a queue.
 #[derive(Default)]
-struct Recent {
+pub(super) struct Recent {
     young: HashSet<u64>,
     old: HashSet<u64>,
 }
@@ -248,14 +248,14 @@ impl Recent {
         xxh3_64_with_seed(execution.id.as_bytes(), fence)
     }
 
-    fn add(&mut self, execution: &ExecutionId) {
+    pub fn add(&mut self, execution: &ExecutionId) {
         if self.young.len() >= RECENT_MAX {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(Self::mark(execution));
     }
 
-    fn has(&self, execution: &ExecutionId) -> bool {
+    pub fn has(&self, execution: &ExecutionId) -> bool {
         let mark = Self::mark(execution);
         self.young.contains(&mark) || self.old.contains(&mark)
     }

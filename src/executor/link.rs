@@ -30,6 +30,18 @@ pub(super) enum Wake {
     Freeze,
 }
 
+impl Wake {
+    /// What a message on an inbox's channel says.
+    pub fn read(payload: &[u8]) -> Self {
+        match payload.split_first() {
+            Some((b'c', id)) => TaskId::from_bytes(id).map_or(Self::Inbox, Self::Cancel),
+            Some((b'f', _)) => Self::Freeze,
+            Some((b'u', _)) => Self::Urgent,
+            _ => Self::Inbox,
+        }
+    }
+}
+
 /// Wake-ups.
 pub(super) trait Wakes: Send + 'static {
     /// The next one. Dropping the future loses nothing.
@@ -140,12 +152,7 @@ pub(super) async fn add_runs(
 impl Wakes for Subscription {
     async fn recv(&mut self) -> Wake {
         match Self::recv(self).await {
-            Some(wake) => match wake.payload.split_first() {
-                Some((b'c', id)) => TaskId::from_bytes(id).map_or(Wake::Inbox, Wake::Cancel),
-                Some((b'f', _)) => Wake::Freeze,
-                Some((b'u', _)) => Wake::Urgent,
-                _ => Wake::Inbox,
-            },
+            Some(wake) => Wake::read(&wake.payload),
             // The store is closed; what the calls say counts.
             None => std::future::pending().await,
         }

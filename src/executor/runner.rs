@@ -280,7 +280,6 @@ async fn run_one<L: Link>(core: &Arc<Core<L>>, pool: Pool, job: Job) -> Option<J
         executor: Arc::clone(&core.id),
         execution,
         marks: Arc::clone(core) as Arc<dyn Marks>,
-        last_progress: Arc::default(),
         lag_ms,
         time_out,
     };

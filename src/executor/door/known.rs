@@ -7,9 +7,11 @@ use crate::executor::link::ExecutorRecord;
 use crate::limits;
 use crate::model::{ExecutionId, Grant, QueueName, TaskId};
 use crate::store::Subscription;
+use crate::store::member::Offer;
 use crate::store::run::StartRow;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A worker that has not asked for so long is not coming back for what was fetched ahead for it: five times as long as
@@ -19,6 +21,11 @@ pub(super) const LATE: Duration = Duration::from_millis(100);
 pub(super) const TELL_LATER: Duration = Duration::from_millis(25);
 /// Work fetched ahead, in time: an answer and the next poll travel over HTTP in between.
 const AHEAD_MS: f64 = 20.0;
+/// What lies on a shelf here would be missed at another door: where outcomes of other doors' tasks come in, there is none
+/// for so long.
+const SHARED_FOR: Duration = Duration::from_secs(60);
+/// Wishes to cancel, remembered in case they come before their tasks.
+const WISHES_MAX: usize = 64;
 /// Pods that wait for room, remembered until there is some.
 const HUNGRY_MAX: usize = 1_024;
 /// Tasks of one worker that are remembered from hand-over to outcome: what it may have in hand, and once more.
@@ -58,6 +65,8 @@ pub(super) struct Ran {
     /// For how long it ran, in ms.
     pub took_ms: Option<i64>,
     pub failed: bool,
+    /// It may have been said before.
+    pub again: bool,
 }
 
 /// What this door knows of a worker.
@@ -74,6 +83,15 @@ pub(super) struct Known {
     pub in_hand: u32,
     /// Most tasks that may lie in its inbox beyond its free slots.
     pub ahead: u32,
+    /// Tasks that were taken for it and not handed over yet, and bytes of all that lie here for anybody.
+    shelf: VecDeque<Offer>,
+    shelves: Arc<AtomicUsize>,
+    /// More are being taken.
+    refilling: bool,
+    /// It asks at other doors too.
+    shared_until: Option<Instant>,
+    /// Tasks that somebody wishes to be cancelled, latest last.
+    wished: VecDeque<TaskId>,
     out: HashMap<ExecutionId, Out>,
     /// Estimated work in `out`, in ms.
     load_ms: f64,
@@ -90,7 +108,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    pub fn new(worker: Worker, now: Instant) -> Self {
+    pub fn new(worker: Worker, shelves: Arc<AtomicUsize>, now: Instant) -> Self {
         Self {
             worker,
             reported: now,
@@ -100,6 +118,11 @@ impl Known {
             open: 0,
             in_hand: 0,
             ahead: 0,
+            shelf: VecDeque::new(),
+            shelves,
+            refilling: false,
+            shared_until: None,
+            wished: VecDeque::new(),
             out: HashMap::new(),
             load_ms: 0.0,
             run_ms: None,
@@ -121,7 +144,7 @@ impl Known {
     /// Whether there is nothing to report of it yet.
     pub fn is_reported(&self, worker: &Worker, now: Instant) -> bool {
         // Until pods know of a queue's run times, they take each of its tasks for a long one.
-        let news = self.averages.len().min(AVERAGES_MAX) > self.averages_told;
+        let news = self.averages.len() > self.averages_told;
         let every = if news { NEWS_EVERY } else { crate::clock::ms(limits::HEARTBEAT_MS) };
         self.worker == *worker && now.duration_since(self.reported) < every
     }
@@ -130,8 +153,7 @@ impl Known {
     pub fn add_to(&self, record: &mut ExecutorRecord) {
         record.capacity = record.slots.saturating_add(self.ahead);
         (record.load_ms, record.beats) = (self.load_ms, self.beats);
-        let averages = self.averages.iter().take(AVERAGES_MAX);
-        record.averages = averages.map(|(queue, ms)| (queue.to_string(), *ms)).collect();
+        record.averages = self.averages.iter().map(|(queue, ms)| (queue.to_string(), *ms)).collect();
     }
 
     /// Its record was heard.
@@ -144,6 +166,63 @@ impl Known {
     /// Whether its tasks are so short that most have ended before anybody asks who has them.
     pub fn is_quick(&self) -> bool {
         self.ahead > 0
+    }
+
+    /// How many tasks may be taken for it beyond those that it is handed now.
+    pub fn shelf_room(&self, now: Instant) -> u32 {
+        let full = self.shelves.load(Ordering::Relaxed) >= limits::POLL_SHELVES_MAX_BYTES;
+        if full || self.shared_until.is_some_and(|until| now < until) {
+            return 0;
+        }
+        self.ahead.saturating_sub(self.shelf.len() as u32)
+    }
+
+    /// At most so many of the tasks that were taken for it before.
+    pub fn unshelve(&mut self, most: u32) -> Vec<Offer> {
+        let some = self.shelf.len().min(most as usize);
+        let offers: Vec<Offer> = self.shelf.drain(..some).collect();
+        self.shelves.fetch_sub(bytes(&offers), Ordering::Relaxed);
+        offers
+    }
+
+    /// Tasks that were taken for it.
+    pub fn shelve(&mut self, offers: Vec<Offer>) {
+        self.shelves.fetch_add(bytes(&offers), Ordering::Relaxed);
+        self.shelf.extend(offers);
+    }
+
+    /// What was taken for it is to go back.
+    pub fn clear_shelf(&mut self) -> Vec<(TaskId, Grant)> {
+        self.unshelve(u32::MAX).iter().map(|offer| (offer.id, offer.grant)).collect()
+    }
+
+    /// Whether more is to be taken while it works. Answers how much it has in hand and on its shelf; it must be told when
+    /// that is done.
+    pub fn refills(&mut self, handed: u32, now: Instant) -> Option<u32> {
+        let room = self.shelf_room(now);
+        if self.refilling || room == 0 || room < self.ahead.div_ceil(2) {
+            return None;
+        }
+        self.refilling = true;
+        Some(self.in_hand.saturating_add(handed).saturating_add(self.shelf.len() as u32))
+    }
+
+    /// More was taken, or was not there.
+    pub fn refilled(&mut self) {
+        self.refilling = false;
+    }
+
+    /// Somebody wishes a task to be cancelled.
+    pub fn wish(&mut self, id: TaskId) {
+        if self.wished.len() >= WISHES_MAX {
+            self.wished.pop_front();
+        }
+        self.wished.push_back(id);
+    }
+
+    /// Whether somebody wishes so, as far as that was heard.
+    pub fn is_wished(&self, id: &TaskId) -> bool {
+        self.wished.contains(id)
     }
 
     /// It is handed these. `told`: it says with each poll what has arrived.
@@ -198,7 +277,7 @@ impl Known {
     }
 
     /// What it has had in hand for longer than most, and Redis does not know yet. Each is answered once.
-    fn to_note(&mut self, now: Instant) -> Vec<StartRow> {
+    fn take_unnoted(&mut self, now: Instant) -> Vec<StartRow> {
         let lasts = |out: &Out| now.saturating_duration_since(out.at) >= hands::START_AFTER;
         let late = self.out.iter_mut().filter(|(_, out)| !out.noted && lasts(out));
         let row = |(execution, out): (&ExecutionId, &mut Out)| {
@@ -229,13 +308,21 @@ impl Known {
     /// An outcome of it is known. Answers how long it ran, in ms: what the worker says, else the time from hand-over to
     /// here; nothing where it was handed over elsewhere and the worker does not say.
     pub fn ended(&mut self, execution: &ExecutionId, ran: Ran, now: Instant) -> Option<i64> {
-        let Some(out) = self.remove(execution) else { return ran.took_ms };
+        let Some(out) = self.remove(execution) else {
+            if !ran.again {
+                self.shared_until = Some(now + SHARED_FOR);
+            }
+            return ran.took_ms;
+        };
         let held_ms = now.saturating_duration_since(out.at).as_secs_f64() * 1_000.0;
         self.run_ms = Some(hands::averaged(self.run_ms, held_ms));
         let took_ms = ran.took_ms.map_or(held_ms, |ms| ms as f64);
         out.queue.took(took_ms, ran.failed);
-        let average = self.averages.entry(out.queue.name.clone()).or_insert(took_ms);
-        *average = hands::averaged(Some(*average), took_ms);
+        if let Some(average) = self.averages.get_mut(&out.queue.name) {
+            *average = hands::averaged(Some(*average), took_ms);
+        } else if self.averages.len() < AVERAGES_MAX {
+            self.averages.insert(out.queue.name.clone(), took_ms);
+        }
         Some(took_ms as i64)
     }
 
@@ -259,14 +346,23 @@ impl Known {
     pub fn chores(&mut self, now: Instant) -> Chores {
         let waits = self.hungry_since.is_some_and(|since| now.saturating_duration_since(since) >= TELL_LATER);
         let tell = if waits { self.take_hungry() } else { BTreeSet::new() };
-        let late = self.ahead > 0 && self.open == 0 && now.saturating_duration_since(self.looked) >= LATE;
+        let ahead = self.ahead > 0 || !self.shelf.is_empty();
+        // A poll of one whose slots are all taken fetches nothing.
+        let away = self.open == 0 || self.in_hand >= self.worker.slots;
+        let late = ahead && away && now.saturating_duration_since(self.looked) >= LATE;
         if late {
             self.ahead = 0;
         }
-        let note = self.to_note(now);
+        let note = self.take_unnoted(now);
         let unnoted = self.out.values().any(|out| !out.noted);
-        Chores { tell, recall: late, note, more: self.ahead > 0 || unnoted || self.hungry_since.is_some() }
+        let recall = late.then(|| self.clear_shelf());
+        let more = self.ahead > 0 || unnoted || self.hungry_since.is_some();
+        Chores { tell, recall, note, more }
     }
+}
+
+fn bytes(offers: &[Offer]) -> usize {
+    offers.iter().map(|offer| offer.spec.len()).sum()
 }
 
 /// What a look at a worker found.
@@ -274,8 +370,8 @@ impl Known {
 pub(super) struct Chores {
     /// Pods to be told that there is room.
     pub tell: BTreeSet<String>,
-    /// What lies in its inbox is to go back.
-    pub recall: bool,
+    /// What lies in its inbox is to go back, and this too.
+    pub recall: Option<Vec<(TaskId, Grant)>>,
     /// Hand-overs that Redis is to know of now.
     pub note: Vec<StartRow>,
     /// There may be more to do soon.
@@ -285,7 +381,7 @@ pub(super) struct Chores {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Bucket, Labels, Minute, Nonce};
+    use crate::model::{Bucket, Labels, Minute, Nonce, UnixMs};
 
     fn known(slots: u32, now: Instant) -> Known {
         let worker = Worker {
@@ -297,7 +393,7 @@ mod tests {
             version: String::new(),
             host: String::new(),
         };
-        Known::new(worker, now)
+        Known::new(worker, Arc::default(), now)
     }
 
     fn execution(number: u64) -> ExecutionId {
@@ -321,7 +417,7 @@ mod tests {
         numbers.iter().map(one).collect()
     }
 
-    const SILENT: Ran = Ran { took_ms: None, failed: false };
+    const SILENT: Ran = Ran { took_ms: None, failed: false, again: false };
 
     #[test]
     fn as_much_is_fetched_ahead_as_lasts_twenty_milliseconds_and_goes_back_when_nobody_comes() {
@@ -334,18 +430,61 @@ mod tests {
         assert_eq!(known.asks(0, at(4)), 5, "4 ms each");
         known.open = 1;
         let chores = known.chores(at(200));
-        assert!(!chores.recall && chores.more, "its poll is open");
+        assert!(chores.recall.is_none() && chores.more, "its poll is open");
         known.open = 0;
-        assert!(!known.chores(at(50)).recall);
+        assert!(known.chores(at(50)).recall.is_none());
         let chores = known.chores(at(104));
-        assert!(chores.recall && !chores.more, "once");
-        assert!(!known.chores(at(500)).recall);
+        assert!(chores.recall == Some(Vec::new()) && !chores.more, "once");
+        assert!(known.chores(at(500)).recall.is_none());
         // A long one, and nothing is fetched ahead for a while.
         known.handed(given(&q, &[2]), false, at(500));
         known.ended(&execution(2), SILENT, at(1_500));
         assert_eq!(known.asks(0, at(1_500)), 0);
         known.ended(&execution(3), SILENT, at(1_500));
         assert_eq!(known.run_ms.map(f64::round), Some(104.0), "what was not handed over here says nothing");
+    }
+
+    fn offer(number: u64) -> Offer {
+        let ExecutionId { id, grant } = execution(number);
+        let (due, not_after, spec) = (UnixMs(0), UnixMs(15_000), bytes::Bytes::from_static(&[0; 100]));
+        Offer { id, grant, group: 1, urgent: false, ahead: false, due, attempt: 1, not_after, spec }
+    }
+
+    #[test]
+    fn what_is_taken_ahead_lies_on_a_shelf_unless_the_worker_asks_elsewhere_too() {
+        let start = crate::clock::mono();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let (mut known, q) = (known(1, start), queue("q"));
+        assert_eq!((known.shelf_room(at(0)), known.refills(0, at(0))), (0, None), "nothing is known yet");
+        known.handed(given(&q, &[1]), false, at(0));
+        known.ended(&execution(1), SILENT, at(5));
+        assert_eq!((known.asks(0, at(5)), known.shelf_room(at(5))), (4, 4));
+        known.shelve((2..=5).map(offer).collect());
+        assert_eq!(known.shelves.load(Ordering::Relaxed), 400);
+        assert_eq!(known.unshelve(1), [offer(2)]);
+        assert_eq!(known.refills(1, at(5)), None, "more than half is there");
+        assert_eq!(known.unshelve(1), [offer(3)]);
+        assert_eq!(known.refills(1, at(5)), Some(3), "one in hand and two that lie here");
+        assert_eq!(known.refills(1, at(5)), None, "one call at a time");
+        known.shelve(vec![offer(6)]);
+        known.refilled();
+        assert_eq!(known.unshelve(9), [offer(4), offer(5), offer(6)], "in their order");
+        assert_eq!(known.shelves.load(Ordering::Relaxed), 0);
+        // It does not come, or its slots are all taken: what lies here goes back.
+        known.shelve(vec![offer(7)]);
+        known.open = 1;
+        assert!(known.chores(at(300)).recall.is_none());
+        known.handed(given(&q, &[8]), false, at(300));
+        let ExecutionId { id, grant } = execution(7);
+        assert_eq!(known.chores(at(300)).recall, Some(vec![(id, grant)]));
+        // It tells of a task of another door.
+        known.asks(0, at(310));
+        assert!(known.shelf_room(at(310)) > 0);
+        known.ended(&execution(9), Ran { again: true, ..SILENT }, at(310));
+        assert!(known.shelf_room(at(310)) > 0, "it may have been one of here");
+        known.ended(&execution(9), SILENT, at(310));
+        assert_eq!((known.shelf_room(at(311)), known.refills(0, at(311))), (0, None));
+        assert!(known.shelf_room(at(60_310)) > 0);
     }
 
     #[test]
@@ -356,7 +495,7 @@ mod tests {
         known.handed(given(&a, &[1, 2]), false, at(0));
         known.handed(given(&b, &[3]), false, at(0));
         assert!(known.is_reported(&known.worker, at(300)), "nothing new is known");
-        let failed = Ran { took_ms: Some(30), failed: true };
+        let failed = Ran { took_ms: Some(30), failed: true, again: false };
         assert_eq!(known.ended(&execution(1), failed, at(50)), Some(30));
         assert_eq!(known.ended(&execution(3), SILENT, at(70)), Some(70));
         assert_eq!(known.ended(&execution(9), SILENT, at(70)), None, "not handed over here");

@@ -2,23 +2,30 @@
 //!
 //! Each worker is an executor with an inbox of its own; the door takes for it, notes what it hands over, and reports
 //! outcomes under the grants that the worker gives back. It keeps nothing that another door must know: when a worker was
-//! last reported, how long its tasks take, and a subscription. So a worker may ask any pod, each time another one.
+//! last reported, how long its tasks take, a subscription, and what it will hand over in a moment. So a worker may ask any
+//! pod, each time another one.
 //!
 //! A task that is handed over is *offered*, for as long as its lease: nobody knows yet whether the answer arrived. It is
 //! *started* with the worker's first word about it, and only a lapse after that counts as a failure. What cannot be
 //! handed over, because the worker went away meanwhile, is given back; and so is what a worker that names what has
 //! arrived does not name.
 //!
-//! For workers whose tasks are short some are fetched ahead, so that the next one is there when they ask.
+//! For workers whose tasks are short some are fetched ahead, so that the next one is there when they ask: they lie here,
+//! if the worker asks at no other door, else in its inbox. And Redis is told of a hand-over only if it lasts, as executors
+//! say `start` only of tasks that do. What a worker does not come for goes back within a tenth of a second or two.
+//!
+//! How long tasks run is what the worker says, else the time from hand-over to outcome. Routing weighs by it, and
+//! automatic leases follow from it. A door learns of the tasks that it has handed over itself; where workers ask several,
+//! each learns of its share.
 
 mod known;
 mod worker;
 
 pub use worker::{Handed, Held, WORKER_ID_MAX_BYTES, Wish, Worker};
 
-use crate::executor::hands::{self, Queue};
+use crate::executor::hands::{self, Queue, Recent};
 use crate::executor::inbox::Queues;
-use crate::executor::link::{self, Outcome, Take};
+use crate::executor::link::{self, Outcome, Take, Wake};
 use crate::executor::{backoff, report};
 use crate::model::{Bucket, ExecutionId, Grant, LaneGroup, Progress, QueueName, Spec, TaskId, UnixMs};
 use crate::store::member::{self, Offer};
@@ -29,7 +36,7 @@ use known::{Given, Known, Ran, TELL_LATER};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use worker::handed;
@@ -46,6 +53,10 @@ pub struct Door {
 struct Inner {
     space: Space,
     known: Mutex<HashMap<String, Known>>,
+    /// Bytes of what lies here for workers.
+    shelves: Arc<AtomicUsize>,
+    /// Executions that ended here lately.
+    recent: Mutex<Recent>,
     /// Queues of which tasks were handed over here.
     queues: Queues,
     /// Somebody reports how long their tasks run.
@@ -81,6 +92,8 @@ impl Door {
         let inner = Inner {
             space,
             known: Mutex::default(),
+            shelves: Arc::default(),
+            recent: Mutex::default(),
             queues: Queues::new(HashMap::new(), None),
             reporting: AtomicBool::new(false),
             marked: Mutex::default(),
@@ -101,12 +114,18 @@ impl Door {
     pub async fn poll(&self, worker: &Worker, wish: Wish) -> Result<Vec<Handed>, StoreError> {
         let until = clock::mono() + wish.wait;
         let id = Worker::executor(&worker.id);
-        let mut wakes = None;
         self.report(worker, wish.in_hand).await?;
+        let mut wakes = self.kept(&worker.id);
+        if wakes.is_none() && self.with(&worker.id, |known| known.is_quick()) == Some(true) {
+            wakes = Some(member::inbox_wakes(&self.inner.space, &id));
+        }
         let _open =
             self.with(&worker.id, |known| known.open += 1).map(|()| Open { door: self, worker: &worker.id });
         loop {
             self.report(worker, wish.in_hand).await?;
+            while let Some(wake) = wakes.as_mut().and_then(Subscription::try_recv) {
+                self.heed(&worker.id, &wake.payload);
+            }
             let (to, handed) = oneshot::channel();
             let (door, taker) = (self.clone(), worker.clone());
             // It runs to its end even if nobody waits for it any more.
@@ -128,18 +147,37 @@ impl Door {
             }
             let Some(waiting) = &mut wakes else {
                 // What came before the subscription stood is looked for once more.
-                wakes = Some(match self.kept(&worker.id) {
-                    Some(wakes) => wakes,
-                    None => member::inbox_wakes(&self.inner.space, &id),
-                });
+                wakes = Some(member::inbox_wakes(&self.inner.space, &id));
                 continue;
             };
             let poll = (now + clock::ms(limits::POLL_MS)).min(until);
             tokio::select! {
-                _ = waiting.recv() => {}
+                Some(wake) = waiting.recv() => self.heed(&worker.id, &wake.payload),
                 () = tokio::time::sleep_until(poll.into()) => {}
                 () = self.inner.shutdown.cancelled() => {}
             }
+        }
+    }
+
+    /// Hears what an inbox's channel says beside that something is in it.
+    fn heed(&self, worker: &str, payload: &[u8]) {
+        match Wake::read(payload) {
+            Wake::Inbox | Wake::Urgent => {}
+            Wake::Cancel(id) => {
+                self.with(worker, |known| known.wish(id));
+            }
+            // Pods recall what is in the inbox; what is not frozen of this comes again.
+            Wake::Freeze => {
+                let rows = self.with(worker, Known::clear_shelf).unwrap_or_default();
+                self.give_back_soon(Worker::executor(worker), "frozen", rows);
+            }
+        }
+    }
+
+    fn give_back_soon(&self, executor: String, cause: &'static str, rows: Vec<(TaskId, Grant)>) {
+        if !rows.is_empty() {
+            let door = self.clone();
+            tokio::spawn(async move { door.give_back(&executor, cause, &rows).await });
         }
     }
 
@@ -186,7 +224,10 @@ impl Door {
                 known.reported(&record, now);
             }
             None if room => {
-                known.insert(worker.id.clone(), Known::new(worker.clone(), now));
+                known.insert(
+                    worker.id.clone(),
+                    Known::new(worker.clone(), Arc::clone(&self.inner.shelves), now),
+                );
             }
             // Reported with each poll.
             None => {}
@@ -194,16 +235,80 @@ impl Door {
         Ok(())
     }
 
-    /// Takes what is in the inbox, and hands it over.
+    /// Takes what is on the worker's shelf or in its inbox, and hands it over.
     async fn take(&self, worker: &Worker, wish: Wish) -> Result<Vec<Handed>, StoreError> {
         let id = Worker::executor(&worker.id);
-        let ahead = self.with(&worker.id, |known| known.asks(wish.in_hand, clock::mono())).unwrap_or(0);
+        let most = wish.most.min(worker.slots.saturating_sub(wish.in_hand));
+        let shelved = self.with(&worker.id, |known| {
+            known.asks(wish.in_hand, clock::mono());
+            known.unshelve(most)
+        });
+        let mut offers = shelved.unwrap_or_default();
+        let found = offers.len() as u32;
+        if found > 0 && found == most {
+            self.refill(worker, found);
+        } else {
+            // Nothing is kept for one that can take nothing now.
+            let room = self.with(&worker.id, |known| known.shelf_room(clock::mono())).filter(|_| most > 0);
+            let ask = (most - found).saturating_add(room.unwrap_or(0));
+            match self.fetch(worker, wish.in_hand.saturating_add(found), ask).await {
+                Ok(more) => offers.extend(more),
+                // What was found goes to it all the same.
+                Err(error) if found > 0 => {
+                    tracing::debug!(%error, worker = worker.id, "could not fetch more")
+                }
+                Err(error) => return Err(error),
+            }
+            self.shelve(&worker.id, offers.split_off(offers.len().min(most as usize)));
+        }
+        if offers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (handed, given) = self.hand_over(worker, &id, offers).await;
+        let unnoted = given.iter().any(|given| !given.noted);
+        self.with(&worker.id, |known| known.handed(given, wish.tells, clock::mono()));
+        if unnoted {
+            self.mind();
+        }
+        Ok(handed)
+    }
+
+    /// Takes more for a worker's shelf while it works.
+    fn refill(&self, worker: &Worker, handed: u32) {
+        let refills = self.with(&worker.id, |known| {
+            let in_hand = known.refills(handed, clock::mono())?;
+            Some((in_hand, known.shelf_room(clock::mono())))
+        });
+        let Some((in_hand, room)) = refills.flatten() else { return };
+        let (door, worker) = (self.clone(), worker.clone());
+        tokio::spawn(async move {
+            let offers = door.fetch(&worker, in_hand, room).await.unwrap_or_else(|error| {
+                tracing::debug!(%error, worker = worker.id, "could not fetch ahead");
+                Vec::new()
+            });
+            door.shelve(&worker.id, offers);
+            door.with(&worker.id, Known::refilled);
+        });
+    }
+
+    /// Keeps what was taken for a worker.
+    fn shelve(&self, worker: &str, offers: Vec<Offer>) {
+        let rows = offers.iter().map(|offer| (offer.id, offer.grant)).collect();
+        if self.with(worker, |known| known.shelve(offers)).is_none() {
+            self.give_back_soon(Worker::executor(worker), "the worker left", rows);
+        }
+    }
+
+    /// Takes at most so many out of a worker's inbox, and tells pods what room is left.
+    async fn fetch(&self, worker: &Worker, in_hand: u32, most: u32) -> Result<Vec<Offer>, StoreError> {
+        let id = Worker::executor(&worker.id);
+        let ahead = self.with(&worker.id, |known| known.ahead).unwrap_or(0);
         let capacity = worker.slots.saturating_add(ahead);
-        let normal = wish.most.min(worker.slots.saturating_sub(wish.in_hand));
-        let ask = Take { normal, urgent: 0, in_hand: wish.in_hand, capacity, urgent_slots: 0 };
+        let normal = most.min(limits::BATCH_MAX_ROWS as u32);
+        let ask = Take { normal, urgent: 0, in_hand, capacity, urgent_slots: 0 };
         let taken = member::take(&self.inner.space, &id, ask).await?;
         let count = u32::try_from(taken.offers.len()).unwrap_or(u32::MAX);
-        let used = wish.in_hand.saturating_add(count).saturating_add(taken.waiting);
+        let used = in_hand.saturating_add(count).saturating_add(taken.waiting);
         let (free, waiting, hungry) = (capacity.saturating_sub(used), taken.waiting, taken.hungry);
         self.tell(
             &id,
@@ -215,16 +320,7 @@ impl Door {
         if ahead > 0 || free > 0 {
             self.mind();
         }
-        if taken.offers.is_empty() {
-            return Ok(Vec::new());
-        }
-        let (handed, given) = self.hand_over(worker, &id, taken.offers).await;
-        let unnoted = given.iter().any(|given| !given.noted);
-        self.with(&worker.id, |known| known.handed(given, wish.tells, clock::mono()));
-        if unnoted {
-            self.mind();
-        }
-        Ok(handed)
+        Ok(taken.offers)
     }
 
     /// Tells pods that there is room at an executor. Hints; nobody waits for them.
@@ -246,7 +342,7 @@ impl Door {
         tokio::spawn(async move {
             loop {
                 tokio::select! {
-                    () = door.inner.shutdown.cancelled() => return,
+                    () = door.inner.shutdown.cancelled() => return door.clear_shelves(),
                     () = tokio::time::sleep(TELL_LATER) => {}
                 }
                 if door.look_around() {
@@ -261,6 +357,13 @@ impl Door {
         });
     }
 
+    /// What is kept for workers goes back.
+    fn clear_shelves(&self) {
+        for (id, known) in &mut *self.inner.known.lock() {
+            self.give_back_soon(Worker::executor(id), "the port closes", known.clear_shelf());
+        }
+    }
+
     /// Does what is to be done for workers that do not ask just now; answers whether there may be more soon.
     fn look_around(&self) -> bool {
         let (now, mut more) = (clock::mono(), false);
@@ -272,10 +375,10 @@ impl Door {
                 let (door, id) = (self.clone(), Worker::executor(id));
                 tokio::spawn(async move { door.note(&id, chores.note).await });
             }
-            if chores.recall {
+            if let Some(shelved) = chores.recall {
                 let (door, id) = (self.clone(), Worker::executor(id));
                 let (in_hand, capacity) = (known.in_hand, known.worker.slots);
-                tokio::spawn(async move { door.recall(&id, in_hand, capacity).await });
+                tokio::spawn(async move { door.recall(&id, in_hand, capacity, shelved).await });
             }
         }
         more
@@ -331,16 +434,14 @@ impl Door {
     }
 
     /// Gives back what was fetched ahead for a worker that does not come for it.
-    async fn recall(&self, id: &str, in_hand: u32, capacity: u32) {
+    async fn recall(&self, id: &str, in_hand: u32, capacity: u32, mut rows: Vec<(TaskId, Grant)>) {
         let normal = limits::BATCH_MAX_ROWS as u32;
         let ask = Take { normal, urgent: 0, in_hand, capacity, urgent_slots: 0 };
         match member::take(&self.inner.space, id, ask).await {
-            Ok(taken) => {
-                let rows: Vec<_> = taken.offers.iter().map(|offer| (offer.id, offer.grant)).collect();
-                self.give_back(id, "its worker works on something else", &rows).await;
-            }
+            Ok(taken) => rows.extend(taken.offers.iter().map(|offer| (offer.id, offer.grant))),
             Err(error) => tracing::debug!(%error, id, "could not take back what was fetched ahead"),
         }
+        self.give_back(id, "its worker works on something else", &rows).await;
     }
 
     /// Notes what is handed over, unless it will soon have ended; the rest is refused, or comes back by itself.
@@ -354,7 +455,10 @@ impl Door {
         for offer in offers {
             let execution = ExecutionId { id: offer.id, grant: offer.grant };
             // A pod that heard no answer has offered it once more.
-            if self.with(&worker.id, |known| known.holds(&execution)) == Some(true) {
+            let (held, wished) = self
+                .with(&worker.id, |known| (known.holds(&execution), known.is_wished(&offer.id)))
+                .unwrap_or_default();
+            if held || self.inner.recent.lock().has(&execution) {
                 continue;
             }
             let group = match space.group_of(offer.group).await {
@@ -381,7 +485,7 @@ impl Door {
                     let queue = self.queue(&group.queue).await;
                     let lease_ms = spec.lease_ms.map_or_else(|| queue.lease_ms(), i64::from);
                     let task = Ready { offer, group, spec, queue, lease_ms };
-                    if quick && now_ms + margin_ms < task.offer.not_after.0 {
+                    if quick && !wished && now_ms + margin_ms < task.offer.not_after.0 {
                         given.push(task.given(false));
                         out.push(task.handed(UnixMs(now_ms + lease_ms), now_ms));
                     } else {
@@ -423,7 +527,7 @@ impl Door {
         }
         self.give_back(id, "unknown queue", &back).await;
         if !refused.is_empty()
-            && let Err(error) = self.ack(id, refused, false).await
+            && let Err(error) = self.settle(id, refused, false).await
         {
             tracing::warn!(%error, "could not refuse tasks for a worker; they come back when their grants lapse");
         }
@@ -438,7 +542,6 @@ impl Door {
         mut rows: Vec<AckRow>,
         again: bool,
     ) -> Result<Vec<AckAnswer>, StoreError> {
-        let ended: Vec<TaskId> = rows.iter().map(|row| row.id).collect();
         let now = clock::mono();
         self.of(executor, |known| {
             for row in &mut rows {
@@ -446,11 +549,27 @@ impl Door {
                 let ran = Ran {
                     took_ms: (row.took_ms >= 0).then_some(row.took_ms),
                     failed: row.outcome.is_failure(),
+                    again,
                 };
                 row.took_ms = known.ended(&execution, ran, now).unwrap_or(-1);
             }
         });
         rows.iter_mut().for_each(|row| row.took_ms = row.took_ms.max(0));
+        self.settle(executor, rows, again).await
+    }
+
+    /// Reports outcomes of tasks that were handed over, or could not be.
+    async fn settle(
+        &self,
+        executor: &str,
+        rows: Vec<AckRow>,
+        again: bool,
+    ) -> Result<Vec<AckAnswer>, StoreError> {
+        let ended: Vec<TaskId> = rows.iter().map(|row| row.id).collect();
+        {
+            let mut recent = self.inner.recent.lock();
+            rows.iter().for_each(|row| recent.add(&ExecutionId { id: row.id, grant: row.grant }));
+        }
         let mut answers = vec![AckAnswer::Stale; rows.len()];
         let mut by_bucket: BTreeMap<Bucket, Vec<(usize, AckRow)>> = BTreeMap::new();
         for (at, row) in rows.into_iter().enumerate() {
@@ -643,10 +762,17 @@ impl Door {
 
     /// A worker goes: its inbox is closed, and what was in it goes back at once. Answers how many tasks that were.
     pub async fn leave(&self, id: &str) -> Result<usize, StoreError> {
-        self.inner.known.lock().remove(id);
+        let known = self.inner.known.lock().remove(id);
+        let mut rows = known.map(|mut known| known.clear_shelf()).unwrap_or_default();
         let executor = Worker::executor(id);
-        let offers = member::leave_executor(&self.inner.space, &executor).await?;
-        let rows: Vec<_> = offers.iter().map(|offer| (offer.id, offer.grant)).collect();
+        let offers = match member::leave_executor(&self.inner.space, &executor).await {
+            Ok(offers) => offers,
+            Err(error) => {
+                self.give_back(&executor, "the worker left", &rows).await;
+                return Err(error);
+            }
+        };
+        rows.extend(offers.iter().map(|offer| (offer.id, offer.grant)));
         Ok(self.give_back(&executor, "the worker left", &rows).await)
     }
 }

@@ -1,10 +1,11 @@
 //! Workers that poll: answers that do not arrive, and what is fetched ahead.
 
 use super::Door;
+use minutehand::keys::Guard;
 use minutehand::model::runs::Runs;
 use minutehand::model::{QueueName, UnixMs};
 use minutehand::pod::{Pod, PodSettings};
-use minutehand::store::{member, queue};
+use minutehand::store::{At, member, queue};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -136,11 +137,11 @@ async fn what_is_fetched_ahead_for_a_worker_that_stays_away_goes_to_others() {
         last
     };
     let kept = run("quick", 50).await;
-    let inbox: bytes::Bytes =
-        minutehand::keys::Guard::room(door.space.namespace(), "x:poll.quick").key("inbox");
-    let at = minutehand::store::At::Key(&inbox);
-    let ahead =
-        door.space.store().command("LLEN", at, vec![inbox.clone()]).await.unwrap().int("LLEN").unwrap();
+    // What it has in hand and what was fetched beyond that, wherever it lies.
+    let known = Guard::room(door.space.namespace(), "x:poll.quick").key("slots");
+    let at = At::Key(&known);
+    let hand = door.space.store().command("HGET", at, vec![known.clone(), "hand".into()]).await.unwrap();
+    let ahead = hand.int("HGET").unwrap() - 1;
     assert!(ahead > 0, "its tasks are short");
     // It has one in hand and does not come again: another one gets all that is left.
     let last = tokio::time::timeout(NEVER / 3, run("other", 150)).await.unwrap();
