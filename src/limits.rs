@@ -24,10 +24,10 @@ pub const DUE_MAX_MS: i64 = 253_402_300_799_999;
 
 /// Most rows in one submit, claim or ack: keeps a script under 5 ms and under Lua's limit of 8,000 unpacked values.
 pub const BATCH_MAX_ROWS: usize = 1_000;
-/// Most rows of one script call that touches each task by itself (cancel, release, redrive, delete): 10 to 20 µs each.
-/// Longer lists are sent in pieces.
-pub const SINGLE_MAX_ROWS: usize = 250;
-/// Most weight of one ack, where an outcome that ends its task weighs 1: 4 µs, or 8 with a key and a time-out to clear.
+/// Most rows of one script call that touches each task by itself (cancel, release, redrive, delete): 10 to 20 µs each, twice
+/// that with a key and a time-out to clear. Longer lists are sent in pieces.
+pub const SINGLE_MAX_ROWS: usize = 125;
+/// Most weight of one ack, where an outcome that ends its task weighs 1: 2 µs, or 8 with a key and a time-out to clear.
 pub const ACK_MAX_WEIGHT: usize = 500;
 /// Weight of an outcome that sets its task back or buries it: about 40 µs with a long error text.
 pub const ACK_FAILURE_WEIGHT: usize = 4;
@@ -199,6 +199,8 @@ pub const POLL_WAIT_MAX_MS: i64 = 30_000;
 pub const POLL_PATIENCE_MS: i64 = 5_000;
 /// Most queues that one polling worker names.
 pub const POLL_QUEUES_MAX: usize = 1_024;
+/// Bytes of tasks that one pod keeps for polling workers that will ask in a moment; beyond it they stay in their inboxes.
+pub const POLL_SHELVES_MAX_BYTES: usize = 32 << 20;
 /// Workers that one pod remembers, so as to report them to Redis no more often than needed.
 pub const POLL_WORKERS_MAX: usize = 8_192;
 /// Most rows of one answer to a list, and most that one request touches by a filter.

@@ -34,23 +34,30 @@ local function lags(bins, worst)
   if worst > (call('HGET', lag_key, 'max') or '') then call('HSET', lag_key, 'max', worst) end
 end
 
--- As a rule all succeed under their current grants and have nothing else to clear away but perhaps a key: then whole
--- stretches of ARGV go to Redis as they stand. Answers the rows that have a key, or nothing where one is of another kind.
+-- As a rule all succeed under their current grants and have nothing else to clear away but perhaps a key and a total
+-- time-out: then whole stretches of ARGV go to Redis as they stand. Answers what is to be done about these, or nothing
+-- where a row is of another kind.
 local function plain()
   if args[6] ~= '1' then return end
-  local i, keyed, k, counted, bounds = 0, {}, 0, nil, nil
+  local i, kept, timed, k, t, kinds, counted, bounds = 0, {}, {}, 0, 0, {}, nil, nil
   for a = runs_at + 1, bins_at, 3 do
-    local grant, before, with_key, group, bound = args[a + 1], nil, nil, nil, nil
+    local grant, before, keeps, timer, group, bound = args[a + 1], nil, nil, nil, nil, nil
     for _ = 1, tonumber(args[a + 2]) do
       i = i + 1
       local r = found[i]
-      -- Tasks of one claim and lane have the same record.
-      if r ~= before or not r then
-        local kind = r and sub(r, 2, 3)
-        if not r or sub(r, 17, 34) ~= grant or sub(kind, 1, 1) ~= '-' then return end
-        local bits = byte(kind, 2) - 48
-        if bits % 8 > 1 or bits % 32 >= 16 then return end
-        before, with_key, group, bound = r, bits % 2 == 1, bits % 16 >= 8 and sub(r, 37, 39), bits >= 32 and sub(r, 37, 39)
+      if r ~= before then
+        if not r then return end
+        -- Tasks of one claim and lane have the same record.
+        local kind = kinds[r]
+        if not kind then
+          local bits = byte(r, 3) - 48
+          if run_cancelled(r) or bits % 8 > 3 or bits % 32 >= 16 then return end
+          local own = sub(r, 37, 39)
+          kind = { grant = run_grant(r), keeps = bits % 4 > 0, timer = bits % 4 >= 2, group = bits % 16 >= 8 and own, bound = bits >= 32 and own }
+          kinds[r] = kind
+        end
+        if kind.grant ~= grant then return end
+        before, keeps, timer, group, bound = r, kind.keeps, kind.timer, kind.group, kind.bound
       end
       if group then
         counted = counted or {}
@@ -60,19 +67,25 @@ local function plain()
         bounds = bounds or {}
         bounds[bound] = (bounds[bound] or 0) + 1
       end
-      if with_key then
+      if keeps then
         k = k + 1
-        keyed[k] = args[ids_at + i]
+        kept[k] = args[ids_at + i]
+      end
+      if timer then
+        t = t + 1
+        timed[t] = args[ids_at + i]
       end
     end
   end
-  return keyed, counted, bounds
+  if k == 0 then return {}, counted, bounds end
+  local specs = specs_of(kept)
+  local timers = timers_ending(timed, specs)
+  if timers then return { keys = keys_ending(kept, specs), timers = timers }, counted, bounds end
 end
 -- Limits of running tasks let others go now.
 local function freed() call('SPUBLISH', P .. 'wake', now13) end
-local keyed, counted, bounds = plain()
-if keyed then
-  local ends = keyed[1] and keys_ending(keyed)
+local ends, counted, bounds = plain()
+if ends then
   local at, rows = ids_at, 0
   for a = runs_at + 1, bins_at, 3 do
     rows = rows + tonumber(args[a + 2])
@@ -82,7 +95,10 @@ if keyed then
       at, rows = at + rows, 0
     end
   end
-  if ends then keys_end(ends) end
+  if ends.keys then
+    keys_end(ends.keys)
+    for timer, late in pairs(ends.timers) do call('ZREM', timer, unpack(late)) end
+  end
   call('HDEL', run, unpack(args, ids_at + 1, ids_at + n))
   if counted then
     for group, k in pairs(counted) do
@@ -111,7 +127,12 @@ local function row_of(i) return sub(ended_rows, 45 * i - 44, 45 * i) end
 local function said_of(i) return args[6] == '1' and '' or args[texts_at + i] end
 local function asked_after(said) return tonumber(sub(said, 1, 13)) end
 -- What would be written is looked at first; and in one go, what became of rows that are not current.
-local specs, past, n_past, hits = {}, {}, 0, {}
+local past, n_past, hits, long = {}, 0, {}, {}
+local function needs_spec(r, outcome) return (byte(r, 3) - 48) % 8 ~= 0 or run_placed(r) or not (ENDS[outcome] or run_cancelled(r)) end
+for i = 1, n do
+  if found[i] and needs_spec(found[i], sub(row_of(i), 35, 35)) then long[#long + 1] = ids[i] end
+end
+local spec_by_id, specs = specs_of(long), {}
 for i = 1, n do
   local row, said, r, id = row_of(i), said_of(i), found[i], ids[i]
   local outcome = sub(row, 35, 35)
@@ -120,8 +141,8 @@ for i = 1, n do
       past[id] = true
       n_past = n_past + 1
     end
-  elseif (byte(r, 3) - 48) % 8 ~= 0 or run_placed(r) or not (ENDS[outcome] or run_cancelled(r)) then
-    local spec = call('HGET', P .. 'task:' .. shelf(id), id)
+  elseif needs_spec(r, outcome) then
+    local spec = spec_by_id[id]
     specs[i] = spec
     if not spec then
       -- dropped below
@@ -224,7 +245,7 @@ for i = 1, n do
     end
   end
 end
-if with_key[1] then keys_end(keys_ending(with_key)) end
+if with_key[1] then keys_end(keys_ending(with_key, spec_by_id)) end
 for timer, late in pairs(timers) do call('ZREM', timer, unpack(late)) end
 for m, h in pairs(homes) do specs_drop(m, h) end
 if #moved > 0 then

@@ -27,7 +27,8 @@ pub async fn quota(args: &QuotaArgs, loaded: &Loaded, output: Output) -> Result<
     if args.tasks.is_some() || args.bytes.is_some() {
         let changed = |new: Option<u64>, old| new.map_or(old, |most| Some(most).filter(|most| *most > 0));
         most = Quota { tasks: changed(args.tasks, most.tasks), bytes: changed(args.bytes, most.bytes) };
-        let detail = format!("{most:?}");
+        let bound = |most: Option<u64>| most.map_or_else(|| "any".to_owned(), |most| most.to_string());
+        let detail = format!("{} tasks, {} bytes", bound(most.tasks), bound(most.bytes));
         client.note(&connect::who(), "quota.set", &loaded.settings.namespace, &detail).await?;
         most = client.quota_set(most).await?;
     }

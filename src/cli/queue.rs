@@ -322,10 +322,11 @@ pub async fn run(command: &QueueCommand, loaded: &Loaded, output: Output) -> Res
         QueueCommand::Set(set) => {
             let queue = name(&set.queue)?;
             // What can be wrong without Redis is said without it.
+            let mut wish = QueueSettings::default();
             if set.limits.burst.is_none() || set.limits.rate.is_some() {
-                set.apply(&mut QueueSettings::default())?;
+                set.apply(&mut wish)?;
             }
-            noted(loaded, "queue.set", &queue, "")
+            noted(loaded, "queue.set", &queue, in_one_line(&json(&wish)?).trim_start_matches('-'))
                 .await?
                 .queue_set(&queue, |settings| set.apply(settings))
                 .await?
@@ -427,10 +428,30 @@ fn flatten(prefix: &str, value: &Value, out: &mut Vec<(String, String)>) {
         out.push((prefix.to_owned(), render::plain(value)));
         return;
     };
+    if let Some(rate) = rate(object) {
+        out.push((prefix.to_owned(), rate));
+        return;
+    }
     for (name, value) in object {
         let name = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
         flatten(&name, value, out);
     }
+}
+
+/// A rate as it is given to `--rate`; nothing where it is none.
+fn rate(object: &serde_json::Map<String, Value>) -> Option<String> {
+    let number = |name: &str| object.get(name).and_then(Value::as_i64);
+    let (count, per_ms) = (number("count")?, number("per_ms")?);
+    let per = match per_ms {
+        1_000 => "s".to_owned(),
+        60_000 => "m".to_owned(),
+        3_600_000 => "h".to_owned(),
+        86_400_000 => "d".to_owned(),
+        ms if ms % 1_000 == 0 => format!("{}s", ms / 1_000),
+        ms => format!("{ms}ms"),
+    };
+    let burst = number("burst").map_or_else(String::new, |burst| format!(", burst {burst}"));
+    Some(format!("{count}/{per}{burst}"))
 }
 
 /// What is set, for a row of a table.

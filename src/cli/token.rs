@@ -69,7 +69,11 @@ pub async fn run(command: &TokenCommand, loaded: &Loaded, output: Output) -> Res
         }
         TokenCommand::Revoke { id } => {
             if !connect::client(loaded).await?.token_revoke(id, &connect::who()).await? {
-                return Err(CliError::not_found(format!("there is no token {}", render::safe(id))));
+                return Err(CliError::not_found(format!(
+                    "there is no token with the id {}",
+                    render::safe(id)
+                ))
+                .hint("`minutehand token list` shows those there are"));
             }
             render::show(output, &json!({ "revoked": id }), |_| {
                 format!("token {} is revoked", render::safe(id))

@@ -94,8 +94,8 @@ pub enum ClientError {
     },
     /// The namespace holds as much as it may; nothing was changed.
     #[error(
-        "the namespace may hold {most} {field} of tasks by its quota, and there is no room for more; try again when some \
-         have ended, or raise it"
+        "the namespace has a quota of {most} {field}, and there is no room for more; try again when tasks have ended, or \
+         raise it"
     )]
     OverQuota {
         /// What there is too much of: `tasks` or `bytes`.

@@ -15,6 +15,7 @@ use crate::model::{
 };
 use crate::store::intake::{self, Backlog, Row, RowAnswer, Sending, SubmitAnswer};
 use crate::store::{Shortfall, Space, StoreError, queue};
+use crate::webhook;
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -242,8 +243,11 @@ pub(super) async fn submit_batch(
     let mut turn = fastrand::u16(..);
     let mut last_bound: Option<Arc<Backlog>> = None;
     for (at, mut task) in tasks.into_iter().enumerate() {
-        if task.extras.url.is_some() {
-            match task.labels.with(WEBHOOK) {
+        if let Some(url) = &task.extras.url {
+            let checked = webhook::check_address(url)
+                .map_err(|why| FieldError::new("url", Reason::InvalidType, why))
+                .and_then(|()| task.labels.with(WEBHOOK));
+            match checked {
                 Ok(labels) => task.labels = labels,
                 Err(error) => {
                     answers[at] = Some(Err(error.into()));

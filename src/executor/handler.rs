@@ -9,9 +9,10 @@ use serde::de::DeserializeOwned;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// What a handler answers.
@@ -226,13 +227,16 @@ impl fmt::Display for Stop {
     }
 }
 
-/// How one execution is told to stop: a token for the handler, and every reason given so far.
+/// How one execution is told to stop, every reason given so far, and what else its contexts share: one allocation a task.
 #[derive(Debug, Default)]
 pub(super) struct Signal {
-    token: CancellationToken,
+    told: Notify,
+    /// Made when a handler asks for one.
+    token: OnceLock<CancellationToken>,
     reasons: AtomicU8,
     /// Number of the first reason, plus one.
     first: AtomicU8,
+    pub(super) last_progress: LastProgress,
 }
 
 impl Signal {
@@ -240,7 +244,12 @@ impl Signal {
         self.reasons.fetch_or(why.bit(), Ordering::AcqRel);
         // The first reason stands; the others are still in `reasons`.
         let _ = self.first.compare_exchange(0, why as u8 + 1, Ordering::AcqRel, Ordering::Acquire);
-        self.token.cancel();
+        self.told.notify_waiters();
+        // Either this sees a token that is made just now, or who makes it sees that this was fired.
+        fence(Ordering::SeqCst);
+        if let Some(token) = self.token.get() {
+            token.cancel();
+        }
     }
 
     pub fn has(&self, why: Stop) -> bool {
@@ -253,7 +262,19 @@ impl Signal {
     }
 
     pub async fn fired(&self) {
-        self.token.cancelled().await;
+        let told = self.told.notified();
+        if self.first().is_none() {
+            told.await;
+        }
+    }
+
+    fn token(&self) -> CancellationToken {
+        let token = self.token.get_or_init(CancellationToken::new);
+        fence(Ordering::SeqCst);
+        if self.first().is_some() {
+            token.cancel();
+        }
+        token.child_token()
     }
 }
 
@@ -264,7 +285,6 @@ pub struct Context {
     pub(super) executor: Arc<str>,
     pub(super) execution: ExecutionId,
     pub(super) marks: Arc<dyn Marks>,
-    pub(super) last_progress: Arc<LastProgress>,
     pub(super) lag_ms: i64,
     pub(super) time_out: Option<Duration>,
 }
@@ -280,12 +300,12 @@ impl Context {
 
     /// Whether the handler shall stop.
     pub fn is_cancelled(&self) -> bool {
-        self.signal.token.is_cancelled()
+        self.signal.first().is_some()
     }
 
     /// A token that is cancelled when the handler shall stop, to hand on to what it starts.
     pub fn token(&self) -> CancellationToken {
-        self.signal.token.child_token()
+        self.signal.token()
     }
 
     /// Why the handler shall stop: the first reason, if there is one.
@@ -339,5 +359,25 @@ mod tests {
             one.fire(why);
             assert_eq!(one.first(), Some(why));
         }
+    }
+
+    #[tokio::test]
+    async fn who_waits_and_every_token_is_told_whenever_it_came() {
+        let signal = Signal::default();
+        let (before, waiting) = (signal.token(), signal.fired());
+        tokio::pin!(waiting);
+        assert!(tokio::time::timeout(Duration::ZERO, &mut waiting).await.is_err() && !before.is_cancelled());
+        // What a handler does with its own token is its own affair.
+        before.cancel();
+        assert!(tokio::time::timeout(Duration::ZERO, &mut waiting).await.is_err());
+        assert!(!signal.token().is_cancelled());
+        let other = signal.token();
+        signal.fire(Stop::Draining);
+        waiting.await;
+        signal.fired().await;
+        assert!(other.is_cancelled() && signal.token().is_cancelled());
+        let late = Signal::default();
+        late.fire(Stop::Cancelled);
+        assert!(late.token().is_cancelled());
     }
 }

@@ -94,8 +94,13 @@ impl Queue {
         self.lease_ms.store(ms, Ordering::Relaxed);
     }
 
+    /// Lease of tasks that name none, in ms.
+    pub fn lease_ms(&self) -> i64 {
+        self.lease_ms.load(Ordering::Relaxed)
+    }
+
     /// Only called under the lock of the table.
-    fn took(&self, ms: f64, failed: bool) {
+    pub fn took(&self, ms: f64, failed: bool) {
         self.runs.lock().add(ms as i64, failed);
         let average = averaged(self.average_ms(), ms);
         self.average_ms.store(average.to_bits(), Ordering::Relaxed);
@@ -230,7 +235,7 @@ impl Held {
 
 /// Ids of executions that ended lately: two generations, so that it is bounded without a queue.
 #[derive(Default)]
-struct Recent {
+pub(super) struct Recent {
     young: HashSet<u64>,
     old: HashSet<u64>,
 }
@@ -243,14 +248,14 @@ impl Recent {
         xxh3_64_with_seed(execution.id.as_bytes(), fence)
     }
 
-    fn add(&mut self, execution: &ExecutionId) {
+    pub fn add(&mut self, execution: &ExecutionId) {
         if self.young.len() >= RECENT_MAX {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(Self::mark(execution));
     }
 
-    fn has(&self, execution: &ExecutionId) -> bool {
+    pub fn has(&self, execution: &ExecutionId) -> bool {
         let mark = Self::mark(execution);
         self.young.contains(&mark) || self.old.contains(&mark)
     }
@@ -442,7 +447,7 @@ impl Hands {
                 tracing::debug!(execution = %task.execution, "offered twice; the second is left out");
                 continue;
             }
-            let usual = || task.route.queue.lease_ms.load(Ordering::Relaxed);
+            let usual = || task.route.queue.lease_ms();
             let lease = task.spec.lease_ms.map_or_else(usual, i64::from);
             let wished =
                 inner.wished.iter().any(|(at, id)| *id == task.execution.id && task.taken < *at + WISH_KEPT);

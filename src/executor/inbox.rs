@@ -98,13 +98,18 @@ impl Queues {
     }
 
     fn of(&self, name: &crate::model::QueueName) -> Arc<Queue> {
+        self.meet(name).0
+    }
+
+    /// A queue, and whether it was not met before.
+    pub fn meet(&self, name: &crate::model::QueueName) -> (Arc<Queue>, bool) {
         let mut known = self.known.lock();
         if let Some(queue) = known.get(name.as_str()) {
-            return Arc::clone(queue);
+            return (Arc::clone(queue), false);
         }
         let queue = Arc::new(Queue::new(name.clone(), self.any.clone()));
         known.insert(name.to_string(), Arc::clone(&queue));
-        queue
+        (queue, true)
     }
 
     /// The queues that were met so far.

@@ -22,9 +22,9 @@ const ROUND: Duration = Duration::from_millis(50);
 const BEAT_AGAIN: Duration = Duration::from_millis(500);
 /// How soon a queue's first run times are told, outside of the usual beat: until pods know them, they take each of
 /// its tasks for a long one, and send it alone.
-const NEWS_EVERY: Duration = Duration::from_millis(250);
+pub(super) const NEWS_EVERY: Duration = Duration::from_millis(250);
 /// Most queues whose average run time is reported; a record stays below 64 KiB.
-const AVERAGES_MAX: usize = 256;
+pub(super) const AVERAGES_MAX: usize = 256;
 
 /// Starts and renews until `done`.
 pub(super) async fn run<L: Link>(core: Arc<Core<L>>, done: CancellationToken) {

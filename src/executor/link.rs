@@ -30,6 +30,18 @@ pub(super) enum Wake {
     Freeze,
 }
 
+impl Wake {
+    /// What a message on an inbox's channel says.
+    pub fn read(payload: &[u8]) -> Self {
+        match payload.split_first() {
+            Some((b'c', id)) => TaskId::from_bytes(id).map_or(Self::Inbox, Self::Cancel),
+            Some((b'f', _)) => Self::Freeze,
+            Some((b'u', _)) => Self::Urgent,
+            _ => Self::Inbox,
+        }
+    }
+}
+
 /// Wake-ups.
 pub(super) trait Wakes: Send + 'static {
     /// The next one. Dropping the future loses nothing.
@@ -127,15 +139,20 @@ pub(super) struct SpaceLink {
     pub timer: Timer,
 }
 
+/// Adds runs of queues to what is known of them; answers that, and the lease that is set for each.
+pub(super) async fn add_runs(
+    space: &Space,
+    new: &[(QueueName, Runs)],
+) -> Result<Vec<(Runs, Option<Lease>)>, StoreError> {
+    let table = queue::settings(space).await?;
+    let runs = queue::add_runs(space, new).await?;
+    Ok(runs.into_iter().zip(new).map(|(runs, (name, _))| (runs, table.of(name).lease)).collect())
+}
+
 impl Wakes for Subscription {
     async fn recv(&mut self) -> Wake {
         match Self::recv(self).await {
-            Some(wake) => match wake.payload.split_first() {
-                Some((b'c', id)) => TaskId::from_bytes(id).map_or(Wake::Inbox, Wake::Cancel),
-                Some((b'f', _)) => Wake::Freeze,
-                Some((b'u', _)) => Wake::Urgent,
-                _ => Wake::Inbox,
-            },
+            Some(wake) => Wake::read(&wake.payload),
             // The store is closed; what the calls say counts.
             None => std::future::pending().await,
         }
@@ -179,9 +196,7 @@ impl Link for SpaceLink {
     }
 
     async fn runs(&self, new: &[(QueueName, Runs)]) -> Result<Vec<(Runs, Option<Lease>)>, StoreError> {
-        let table = queue::settings(&self.space).await?;
-        let runs = queue::add_runs(&self.space, new).await?;
-        Ok(runs.into_iter().zip(new).map(|(runs, (name, _))| (runs, table.of(name).lease)).collect())
+        add_runs(&self.space, new).await
     }
 
     async fn leave(&self) -> Result<Vec<Offer>, StoreError> {

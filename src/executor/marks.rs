@@ -88,7 +88,7 @@ impl Context {
     pub async fn progress(&self, part: f64, text: impl Into<String>) {
         let progress = Progress::new(part, text);
         {
-            let mut last = self.last_progress.0.lock();
+            let mut last = self.signal.last_progress.0.lock();
             let now = clock::mono();
             if progress.part < 1.0
                 && last.is_some_and(|at| now.saturating_duration_since(at) < PROGRESS_EVERY)

@@ -1,11 +1,14 @@
 //! Adds up how long tasks run with what other executors know, and follows the leases that are set for queues.
 
 use super::Core;
+use super::hands::Queue;
 use super::inbox::Queues;
 use super::link::Link;
 use crate::limits;
+use crate::model::QueueName;
 use crate::model::queue::Lease;
 use crate::model::runs::Runs;
+use crate::store::StoreError;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -22,30 +25,49 @@ fn lease_ms(set: Option<Lease>, runs: &Runs) -> i64 {
     }
 }
 
+/// What is to be reported of these queues.
+pub(super) fn news(queues: &[Arc<Queue>]) -> Vec<(QueueName, Runs)> {
+    queues.iter().map(|queue| (queue.name.clone(), queue.take_runs())).collect()
+}
+
+/// Takes the leases from the answer to a report. What could not be reported counts the next time.
+pub(super) fn heard(
+    queues: &[Arc<Queue>],
+    new: &[(QueueName, Runs)],
+    told: Result<Vec<(Runs, Option<Lease>)>, StoreError>,
+) {
+    match told {
+        Ok(told) => {
+            for (queue, (runs, set)) in queues.iter().zip(told) {
+                queue.set_lease(lease_ms(set, &runs));
+            }
+        }
+        Err(error) => {
+            tracing::debug!(%error, "could not report how long tasks ran; the next report has it");
+            queues.iter().zip(new).for_each(|(queue, (_, runs))| queue.put_back(runs));
+        }
+    }
+}
+
+/// Lets the time between two reports pass: not all executors report at once.
+pub(super) async fn pause() {
+    tokio::time::sleep(EVERY.mul_f64(fastrand::f64().mul_add(0.2, 0.9))).await;
+}
+
 /// Reports until `done`, and once more then. What cannot be reported counts the next time.
 pub(super) async fn run<L: Link>(core: Arc<Core<L>>, queues: Arc<Queues>, done: CancellationToken) {
     loop {
         for queues in queues.all().chunks(limits::RUNS_QUEUES_MAX) {
-            let new: Vec<_> = queues.iter().map(|queue| (queue.name.clone(), queue.take_runs())).collect();
-            match core.link.runs(&new).await {
-                Ok(told) => {
-                    for (queue, (runs, set)) in queues.iter().zip(told) {
-                        queue.set_lease(lease_ms(set, &runs));
-                    }
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "could not report how long tasks ran; the next report has it");
-                    queues.iter().zip(&new).for_each(|(queue, (_, runs))| queue.put_back(runs));
-                }
-            }
+            let new = news(queues);
+            let told = core.link.runs(&new).await;
+            heard(queues, &new, told);
         }
         if done.is_cancelled() {
             return;
         }
         tokio::select! {
             () = done.cancelled() => {}
-            // Not all executors at once.
-            () = tokio::time::sleep(EVERY.mul_f64(fastrand::f64().mul_add(0.2, 0.9))) => {}
+            () = pause() => {}
         }
     }
 }

@@ -280,7 +280,6 @@ async fn run_one<L: Link>(core: &Arc<Core<L>>, pool: Pool, job: Job) -> Option<J
         executor: Arc::clone(&core.id),
         execution,
         marks: Arc::clone(core) as Arc<dyn Marks>,
-        last_progress: Arc::default(),
         lag_ms,
         time_out,
     };
@@ -369,10 +368,7 @@ async fn end<L: Link>(
     let Ended { outcome, lag_ms, took } = ended;
     let took_ms = took.map_or(0, |took| i64::try_from(took.as_millis()).unwrap_or(i64::MAX));
     let ExecutionId { id, grant } = *execution;
-    let failed = matches!(
-        outcome,
-        Outcome::Failed { .. } | Outcome::Fatal { .. } | Outcome::RetryAfter { counted: true, .. }
-    );
+    let failed = outcome.is_failure();
     let row = AckRow { id, grant, outcome, lag_ms, took_ms };
     let mut journal = core.journal.as_ref();
     if !core.acks.try_reserve() {

@@ -125,7 +125,6 @@ impl Trial {
             executor: "trial".into(),
             lag_ms: 0,
             marks: self.marks,
-            last_progress: Arc::default(),
         }
     }
 

@@ -55,7 +55,7 @@ pub(super) struct AckBody {
     /// The `lag_ms` that the task was handed over with.
     #[serde(default)]
     lag_ms: Option<i64>,
-    /// How long it ran.
+    /// How long it ran, if not since it was handed over: estimates of its queue's run time follow.
     #[serde(default)]
     #[schema(minimum = 0)]
     took_ms: Option<i64>,
@@ -105,7 +105,8 @@ pub(super) type Reported = (ExecutionId, Option<AckRow>);
 
 pub(super) fn rows(acks: Vec<AckBody>) -> Result<Vec<Reported>, Problem> {
     at_most("acks", acks.len())?;
-    acks.into_iter().map(reported).collect()
+    let one = |(at, ack)| reported(ack).map_err(|problem| problem.in_row("acks", at));
+    acks.into_iter().enumerate().map(one).collect()
 }
 
 fn reported(ack: AckBody) -> Result<Reported, Problem> {
@@ -140,7 +141,7 @@ fn reported(ack: AckBody) -> Result<Reported, Problem> {
         grant: execution.grant,
         outcome,
         lag_ms: ack.lag_ms.unwrap_or(-1).max(-1),
-        took_ms: ack.took_ms.unwrap_or(0).max(0),
+        took_ms: ack.took_ms.map_or(-1, |ms| ms.max(0)),
     };
     Ok((execution, Some(row)))
 }

@@ -81,6 +81,13 @@ impl Problem {
         self
     }
 
+    /// The same, where the field belongs to a row of a list.
+    #[must_use]
+    pub fn in_row(mut self, list: &str, row: usize) -> Self {
+        let field = self.0.field.take().map_or_else(String::new, |field| format!(".{field}"));
+        self.of(format!("{list}[{row}]{field}"))
+    }
+
     /// Not now; worth another try after a while.
     pub fn unavailable(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message).after(1)

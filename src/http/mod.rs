@@ -172,6 +172,7 @@ fn dressed(all: Router) -> Router {
     all.method_not_allowed_fallback(error::no_such_method)
         .layer(CompressionLayer::new().compress_when(large))
         .layer(RequestDecompressionLayer::new())
+        .layer(from_fn(encoded))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn(named))
         .layer(TraceLayer::new_for_http())
@@ -287,6 +288,22 @@ async fn named(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     response.headers_mut().insert(name, id);
     response
+}
+
+/// Says in words that a body is encoded in a way that is not known here: the layer below answers that without any.
+async fn encoded(request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    let accepted = response.headers().get(header::ACCEPT_ENCODING).cloned();
+    match accepted {
+        Some(accepted) if response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE => {
+            let message = "Content-Encoding must be one of Accept-Encoding, or be left out";
+            let problem = Problem::new(response.status(), "unsupported_encoding", message);
+            let mut response = problem.into_response();
+            response.headers_mut().insert(header::ACCEPT_ENCODING, accepted);
+            response
+        }
+        _ => response,
+    }
 }
 
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {

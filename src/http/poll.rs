@@ -204,7 +204,10 @@ pub(super) async fn poll(
     let rows = rows(body.acks)?;
     let arrived = body.arrived.map(|arrived| {
         at_most("arrived", arrived.len())?;
-        arrived.iter().map(|text| execution(text)).collect::<Result<Vec<_>, _>>()
+        let one = |(at, text): (usize, &String)| {
+            execution(text).map_err(|problem| problem.of(format!("arrived[{at}]")))
+        };
+        arrived.iter().enumerate().map(one).collect::<Result<Vec<_>, _>>()
     });
     let arrived = arrived.transpose()?;
     let _room = api.rooms.polls.try_acquire().map_err(|_| {

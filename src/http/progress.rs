@@ -76,12 +76,15 @@ pub(super) async fn progress(
     let rows = body
         .executions
         .into_iter()
-        .map(|row| {
+        .enumerate()
+        .map(|(at, row)| {
             if !(0.0..=1.0).contains(&row.part) {
                 let message = format!("{} must lie between 0 and 1", row.part);
-                return Err(Problem::field("part", Reason::OutOfRange, message));
+                return Err(Problem::field("part", Reason::OutOfRange, message).in_row("executions", at));
             }
-            Ok((execution(&row.execution_id)?, Progress::new(row.part, row.text)))
+            let execution =
+                execution(&row.execution_id).map_err(|problem| problem.in_row("executions", at))?;
+            Ok((execution, Progress::new(row.part, row.text)))
         })
         .collect::<Result<Vec<_>, Problem>>()?;
     let answers = api.door.progress(&Worker::executor(&body.worker), &rows).await?;

@@ -32,7 +32,7 @@ pub(super) struct RenewBody {
 pub(super) struct RenewRow {
     /// The attempt.
     execution_id: String,
-    /// How long it shall be good from now on; 30 s if not given.
+    /// How long it shall be good from now on; if not given, the `lease_ms` with which it was handed over.
     #[serde(default)]
     #[schema(minimum = 1_000, maximum = 86_400_000)]
     lease_ms: Option<i64>,
@@ -77,10 +77,12 @@ pub(super) async fn renew(
     let rows = body
         .executions
         .iter()
-        .map(|row| {
-            let lease_ms = row.lease_ms.unwrap_or(limits::LEASE_MS);
-            let lease_ms = range("lease_ms", lease_ms, limits::LEASE_MIN_MS, limits::LEASE_MAX_MS)?;
-            Ok((execution(&row.execution_id)?, lease_ms))
+        .enumerate()
+        .map(|(at, row)| {
+            let allowed = |ms| range("lease_ms", ms, limits::LEASE_MIN_MS, limits::LEASE_MAX_MS);
+            let lease_ms = row.lease_ms.map(allowed).transpose();
+            let read = lease_ms.and_then(|lease_ms| Ok((execution(&row.execution_id)?, lease_ms)));
+            read.map_err(|problem| problem.in_row("executions", at))
         })
         .collect::<Result<Vec<_>, Problem>>()?;
     let answers = api.door.renew(&Worker::executor(&body.worker), &rows).await?;

@@ -169,6 +169,10 @@ pub(super) fn too_large(max_bytes: usize) -> Problem {
 
 /// Reads a value; an error names the field where one is to blame.
 pub(super) fn decode<T: DeserializeOwned>(format: Format, bytes: &[u8]) -> Result<T, Problem> {
+    if is_list(format, bytes) {
+        // A list of values without their names would be read too.
+        return Err(Problem::field("body", Reason::InvalidType, "a list is given; an object was asked for"));
+    }
     match format {
         Format::Json => {
             let mut json = serde_json::Deserializer::from_slice(bytes);
@@ -197,6 +201,13 @@ pub(super) fn decode<T: DeserializeOwned>(format: Format, bytes: &[u8]) -> Resul
             })?;
             Ok(value)
         }
+    }
+}
+
+fn is_list(format: Format, bytes: &[u8]) -> bool {
+    match format {
+        Format::Json => bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'['),
+        Format::Msgpack => bytes.first().is_some_and(|byte| matches!(byte, 0x90..=0x9f | 0xdc | 0xdd)),
     }
 }
 

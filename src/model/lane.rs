@@ -118,8 +118,11 @@ pub fn check_name(field: &'static str, name: &str, max_bytes: usize) -> Result<(
         let detail = format!("{} has {} bytes; at most {max_bytes} are allowed", shown(name), name.len());
         return Err(FieldError::new(field, Reason::TooLong, detail));
     }
+    if name.is_empty() {
+        return Err(FieldError::new(field, Reason::BadName, "must not be empty"));
+    }
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"._-:/@+=".contains(&b);
-    if name.is_empty() || name.starts_with('-') || !name.bytes().all(fits) {
+    if name.starts_with('-') || !name.bytes().all(fits) {
         let detail = format!(
             "{} may only have letters, digits and . _ - : / @ + =, and not begin with -",
             shown(name)

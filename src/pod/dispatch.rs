@@ -19,7 +19,7 @@ use crate::store::run::{self, StartRow};
 use crate::store::{Space, StoreError};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -204,6 +204,8 @@ struct Inner {
     starved: bool,
     /// Buckets whose claim loops wait for room, in turn: who got some goes to the end.
     turns: VecDeque<Bucket>,
+    /// Queues with labels that the view does not know yet and of which tasks came: nothing more of them until it does.
+    strangers: BTreeSet<u32>,
     decisions: Sample,
     together: Together,
     buckets: Vec<u16>,
@@ -467,6 +469,7 @@ impl Dispatcher {
         }
         inner.outboxes = outboxes;
         inner.averages.clear();
+        inner.strangers.clear();
         if same && kept == view.executors.len() {
             inner.tables.all_changed();
         } else {
@@ -606,7 +609,11 @@ impl Dispatcher {
             inner.together.part();
         }
         for mut parcel in parcels {
-            if view.serving(parcel.group).is_none_or(<[usize]>::is_empty) || parcel.is_frozen(&view) {
+            let serving = view.serving(parcel.group);
+            if serving.is_none_or(<[usize]>::is_empty) || parcel.is_frozen(&view) {
+                if serving.is_none() {
+                    inner.strangers.insert(parcel.group);
+                }
                 stranded.push(parcel);
                 continue;
             }
@@ -998,6 +1005,8 @@ fn quotas(inner: &Inner) -> (Quota, Vec<(u32, Quota)>, Vec<u32>) {
     };
     let others = |default: Quota| {
         let all = view.groups.iter().map(|(code, (_, class))| (*code, of(code, *class)));
+        let strangers = inner.strangers.iter().filter(|code| !view.groups.contains_key(code));
+        let all = all.chain(strangers.map(|code| (*code, Quota::Closed)));
         let mut out: Vec<(u32, Quota)> = all.filter(|(_, quota)| *quota != default).collect();
         out.sort_unstable_by_key(|(code, quota)| (*quota != Quota::Closed, *code));
         out

@@ -66,11 +66,6 @@ impl Readiness {
         inner.causes.push_back((now, cause));
     }
 
-    /// For how long work has succeeded and nothing failed; no time at all before the first success.
-    pub fn well_for(&self, now: Instant) -> Duration {
-        self.inner.lock().well_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
-    }
-
     /// The same, where Redis refused it or did not answer.
     pub fn refused(&self, now: Instant, cause: impl Into<Cow<'static, str>>) {
         self.failing(now, cause);
@@ -81,6 +76,11 @@ impl Readiness {
     /// Whether that was lately: then who has nothing to do looks for itself whether it could do something.
     pub fn is_doubtful(&self, now: Instant) -> bool {
         self.inner.lock().refused.is_some_and(|at| now.saturating_duration_since(at) <= self.limit)
+    }
+
+    /// For how long work has succeeded and nothing failed; no time at all before the first success.
+    pub fn well_for(&self, now: Instant) -> Duration {
+        self.inner.lock().well_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
     /// What holds at `now`.

@@ -39,7 +39,7 @@ pub fn planted() -> Option<Mutation> {
 /// Places in the scripts that a fault changes: script, what stands there, what the fault puts there.
 const PLACES: [(Mutation, &str, &str, &str); 5] = [
     (Mutation::NoFence, "run.ack", "run_grant(r) ~= sub(row, 17, 34)", "false"),
-    (Mutation::NoFence, "run.ack", "sub(r, 17, 34) ~= grant or ", ""),
+    (Mutation::NoFence, "run.ack", "if kind.grant ~= grant then return end", ""),
     (Mutation::NoReap, "due.claim", "local strings = lnow < pause and {}", "local strings = true and {}"),
     (Mutation::NoReap, "due.claim", "safely(lapse, piece[2][i], piece[2][i + 1])", "break"),
     (Mutation::NoDedup, "intake.submit", "if first then refuse", "if false then refuse"),

@@ -145,6 +145,11 @@ impl Outcome {
         }
     }
 
+    /// Whether it counts as a failure.
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::Failed { .. } | Self::Fatal { .. } | Self::RetryAfter { counted: true, .. })
+    }
+
     fn error(&self) -> &str {
         match self {
             Self::Succeeded | Self::Cancelled | Self::Skipped => "",

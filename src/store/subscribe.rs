@@ -86,6 +86,18 @@ impl Subscription {
         }
     }
 
+    /// The next wake-up, if it is there already.
+    pub fn try_recv(&mut self) -> Option<Wake> {
+        loop {
+            match self.wakes.try_recv() {
+                Ok(wake) => return Some(wake),
+                // What was dropped said no more than what is kept.
+                Err(broadcast::error::TryRecvError::Lagged(_)) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
     /// Whether its wake-ups arrive, for whoever sleeps.
     pub fn watch(&self) -> Watch {
         Watch { hub: Arc::clone(&self.hub), proof: Arc::clone(&self.proof) }

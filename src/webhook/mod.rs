@@ -11,5 +11,5 @@ mod sender;
 pub mod sign;
 
 pub use net::{Allowed, Net};
-pub use sender::{Answer, Message, SendError, Sender, SenderSettings};
+pub use sender::{Answer, Message, SendError, Sender, SenderSettings, check_address};
 pub use sign::{Key, Keys};

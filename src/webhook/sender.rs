@@ -132,8 +132,7 @@ impl Sender {
 
     /// Reads an address and checks all that can be seen in it.
     pub fn address(&self, url: &str) -> Result<Url, SendError> {
-        let url = Url::parse(url)
-            .map_err(|error| SendError::Refused(format!("{url:?} is no web address: {error}")))?;
+        let url = read(url).map_err(SendError::Refused)?;
         fits(&url, &self.settings.allowed).map_err(SendError::Refused)?;
         Ok(url)
     }
@@ -222,6 +221,18 @@ fn failed(error: reqwest::Error) -> SendError {
     }
 }
 
+/// Reads a web address. Where it leads is not looked at.
+fn read(text: &str) -> Result<Url, String> {
+    let url = Url::parse(text).map_err(|error| format!("{text:?} is no web address: {error}"))?;
+    fits(&url, &Allowed::All)?;
+    Ok(url)
+}
+
+/// Whether a text is a web address; in words why it is none.
+pub fn check_address(text: &str) -> Result<(), String> {
+    read(text).map(drop)
+}
+
 /// What can be seen in an address: its scheme, and an inner address that is written as such.
 fn fits(url: &Url, allowed: &Allowed) -> Result<(), String> {
     if !matches!(url.scheme(), "http" | "https") {
@@ -232,9 +243,7 @@ fn fits(url: &Url, allowed: &Allowed) -> Result<(), String> {
         return Err(format!("{:?} names no host", url.as_str()));
     }
     match host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
-        Ok(address) if !allowed.may_reach(address) => {
-            Err(Behind { host: host.to_owned(), address }.to_string())
-        }
+        Ok(address) if !allowed.may_reach(address) => Err(Behind { place: address.to_string() }.to_string()),
         _ => Ok(()),
     }
 }
@@ -256,10 +265,10 @@ fn redirects(most: usize, allowed: Arc<Allowed>) -> reqwest::redirect::Policy {
 
 /// An inner address that a message may not go to.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("{host} leads to {address}, an inner address: not allowed")]
+#[error("{place} is an inner address: webhook.allow does not permit it")]
 struct Behind {
-    host: String,
-    address: IpAddr,
+    /// The address, or a name and where it leads.
+    place: String,
 }
 
 /// Resolves names, and leaves out where messages may not go. The connection is made to what is answered here,
@@ -277,7 +286,9 @@ impl Resolve for Fenced {
             let (may, not): (Vec<_>, Vec<_>) =
                 found.into_iter().partition(|address| allowed.may_reach(address.ip()));
             match (may.is_empty(), not.first()) {
-                (true, Some(address)) => Err(Box::new(Behind { host, address: address.ip() }) as _),
+                (true, Some(address)) => {
+                    Err(Box::new(Behind { place: format!("{host} leads to {}, which", address.ip()) }) as _)
+                }
                 _ => Ok(Box::new(may.into_iter()) as Addrs),
             }
         })

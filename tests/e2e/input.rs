@@ -40,7 +40,7 @@ async fn each_field_out_of_its_limit_is_named() {
     ];
     let submit = |rest: &[&'static str]| [&["submit", "--queue", "q"][..], rest].concat();
     let cases: Vec<(Vec<&str>, i32, &str, &str)> = vec![
-        (vec!["submit", "--queue", ""], 2, "queue", "``"),
+        (vec!["submit", "--queue", ""], 2, "queue", "must not be empty"),
         (vec!["submit", "--queue", "a b"], 2, "queue", "`a b`"),
         (vec!["submit", "--queue", &queue], 2, "queue", "129 bytes; at most 128"),
         (vec!["submit", "--queue", "q", "--key", ""], 2, "key", "is empty"),
@@ -57,6 +57,8 @@ async fn each_field_out_of_its_limit_is_named() {
         (submit(&["--backoff", "often"]), 2, "backoff", "often"),
         (submit(&["--backoff", "fixed:8d"]), 2, "backoff", "over 7 days"),
         (submit(&["--backoff", "exponential:1s:x0.5"]), 2, "backoff", "between 1 and 100"),
+        (submit(&["--url", "ftp://h/"]), 2, "url", "must begin with http:// or https://"),
+        (submit(&["--url", "h"]), 2, "url", "is no web address"),
         (submit(&["--in", "-1s"]), 2, "in", "negative"),
         (submit(&["--in", "soon"]), 2, "in", "no"),
         (submit(&["--in", "99999999999999999999s"]), 2, "in", "length of time"),

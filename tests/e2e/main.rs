@@ -75,14 +75,18 @@ enum Redis {
 }
 
 impl Redis {
-    async fn cluster() -> Self {
+    /// Servers that know the user with the least rights.
+    fn limited() -> FleetOptions {
         let each = ServerOptions { lines: vec![least_rights(NAMESPACE)], ..ServerOptions::default() };
-        let options = FleetOptions { each, ..FleetOptions::default() };
-        Self::Cluster(PrivateCluster::start_as(3, 1, options).await.unwrap())
+        FleetOptions { each, ..FleetOptions::default() }
+    }
+
+    async fn cluster() -> Self {
+        Self::Cluster(PrivateCluster::start_as(3, 1, Self::limited()).await.unwrap())
     }
 
     async fn sentinel() -> Self {
-        Self::Sentinel(PrivateSentinel::start().await.unwrap())
+        Self::Sentinel(PrivateSentinel::start_as(Self::limited()).await.unwrap())
     }
 
     /// The address with which everything here works: with no more rights than `deploy/users.acl` gives.
@@ -90,8 +94,8 @@ impl Redis {
         match self {
             Self::One(bed) => bed.limited_url(),
             Self::Cluster(cluster) => as_limited(&cluster.url()),
-            // A sentinel has users of its own.
-            Self::Sentinel(fleet) => fleet.url(),
+            // That user is one of the master; sentinels have users of their own, and here none.
+            Self::Sentinel(fleet) => as_limited(&fleet.url()),
         }
     }
 

@@ -144,7 +144,8 @@ async fn lost_wake_ups(rounds: usize) {
     let mut done = 16;
     town.until_succeeded(done).await;
     for round in 1..=rounds {
-        town.redis.on_each(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        // Not those of sentinels, which would take the master for dead.
+        town.redis.on_each(&["CLIENT", "KILL", "TYPE", "pubsub", "USER", "minutehand"]);
         town.client.submit_batch(tasks(round)).await.unwrap();
         done += 16;
         town.until_succeeded(done).await;

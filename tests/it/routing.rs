@@ -3,10 +3,12 @@
 use crate::executor::{NEVER, Running, Town, start, task};
 use minutehand::client::{Client, NewTask};
 use minutehand::executor::{Context, Executor, ExecutorBuilder, HandlerFuture, Task};
+use minutehand::model::event::Move;
 use minutehand::model::queue::Routing;
 use minutehand::model::spec::Extras;
 use minutehand::model::{Labels, QueueName, State};
 use minutehand::pod::PodSettings;
+use minutehand::store::events;
 use minutehand::store::member::{self, ExecutorRecord};
 use minutehand::testing::bed::{Bed, start_pod};
 use minutehand::testing::fixtures::{self, T0};
@@ -132,6 +134,10 @@ async fn a_task_that_nobody_can_serve_says_which_label_is_missing() {
     assert_eq!(heard(&mut told, 1).await.len(), 1);
     let view = town.client.get(id).await.unwrap().unwrap();
     assert_eq!((view.view, view.unserved.as_deref()), ("ready", Some("no executor has label gpu")));
+    // Its pod had not heard of its queue with that label, and does not take it again before it has.
+    let history = events::trace(&town.space, id).await.unwrap().events;
+    let claims = history.iter().filter(|event| event.event == Move::Claimed).count();
+    assert!(claims <= 2, "claimed {claims} times: {history:?}");
     let gpu = start(town.executor(&bed).await.label("gpu").label("fast").handle("q", telling(&tell)));
     let runs = heard(&mut told, 1).await;
     assert_eq!((runs[0].0.id, runs[0].1.as_str()), (id, gpu.id.as_str()));

@@ -44,7 +44,8 @@ impl Worker {
         id.strip_prefix(PREFIX)
     }
 
-    pub(super) fn record(&self, in_hand: u32, ahead: u32, clock_offset_us: i64) -> ExecutorRecord {
+    /// What it says of itself; who knows more of it adds that.
+    pub(super) fn record(&self, in_hand: u32, clock_offset_us: i64) -> ExecutorRecord {
         let mut queues: Vec<String> = self.queues.iter().map(ToString::to_string).collect();
         if queues.is_empty() {
             queues.push(ANY_QUEUE.to_owned());
@@ -55,7 +56,7 @@ impl Worker {
             queues,
             labels: self.labels.as_slice().to_vec(),
             slots: self.slots,
-            capacity: self.slots.saturating_add(ahead),
+            capacity: self.slots,
             version: self.version.clone(),
             host: self.host.clone(),
             busy: in_hand,

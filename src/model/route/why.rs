@@ -23,12 +23,15 @@ impl Offered<'_> {
         !self.draining && self.serves_queue(group) && self.fits(group)
     }
 
-    /// Labels that begin with `@` are exclusive: who has one takes only tasks that ask for one of them.
     fn fits(&self, group: &LaneGroup) -> bool {
+        group.labels.satisfied_by(self.labels) && self.is_for(group)
+    }
+
+    /// Labels that begin with `@` are exclusive: who has one takes only tasks that ask for one of them.
+    fn is_for(&self, group: &LaneGroup) -> bool {
         let mut exclusive = self.labels.as_slice().iter().filter(|label| label.starts_with('@')).peekable();
-        group.labels.satisfied_by(self.labels)
-            && (exclusive.peek().is_none()
-                || exclusive.any(|label| group.labels.as_slice().binary_search(label).is_ok()))
+        exclusive.peek().is_none()
+            || exclusive.any(|label| group.labels.as_slice().binary_search(label).is_ok())
     }
 }
 
@@ -38,25 +41,25 @@ pub fn unserved(group: &LaneGroup, executors: &[Offered<'_>]) -> Option<String> 
         return None;
     }
     let queue = &group.queue;
-    let alive: Vec<_> = executors.iter().filter(|executor| executor.serves_queue(group)).collect();
+    // Those beside pods, which are there for tasks of their own, would have nothing to do with it in any case.
+    let open: Vec<_> = executors.iter().filter(|executor| executor.is_for(group)).collect();
+    let alive: Vec<_> = open.iter().filter(|executor| executor.serves_queue(group)).collect();
     if alive.is_empty() {
-        return Some(match executors.len() {
-            0 => "no executor lives".to_owned(),
-            count => format!("none of {count} executors serves queue {queue}"),
+        return Some(match (open.len(), executors.len()) {
+            (0, 0) => "no executor lives".to_owned(),
+            (0 | 1, _) => format!("no executor serves queue {queue}"),
+            (count, _) => format!("none of {count} executors serves queue {queue}"),
         });
     }
     if alive.iter().any(|executor| executor.fits(group)) {
         return Some(format!("all executors that serve queue {queue} drain"));
     }
     let nobody_has = |label: &&String| {
-        let has = |executor: &&Offered<'_>| executor.labels.as_slice().binary_search(label).is_ok();
+        let has = |executor: &&&Offered<'_>| executor.labels.as_slice().binary_search(label).is_ok();
         !alive.iter().any(has)
     };
     let missing: Vec<_> = group.labels.as_slice().iter().filter(nobody_has).map(String::as_str).collect();
     Some(match missing.as_slice() {
-        [] if group.labels.as_slice().is_empty() => {
-            format!("all executors that serve queue {queue} take only tasks with labels of their own")
-        }
         [] => format!("no executor has all labels {}", group.labels.as_slice().join(", ")),
         [label] => format!("no executor has label {label}"),
         labels => format!("no executor has labels {}", labels.join(", ")),
@@ -72,15 +75,13 @@ mod tests {
         let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         /// A queue that is served, labels, and whether it drains.
         type Has = (&'static str, &'static [&'static str], bool);
-        let table: [(&str, &[Has], Option<&str>); 11] = [
-            (
-                "a",
-                &[("*", &["@own"], false)],
-                Some("all executors that serve queue a take only tasks with labels of their own"),
-            ),
+        let table: [(&str, &[Has], Option<&str>); 13] = [
+            ("a", &[("*", &["@own"], false)], Some("no executor serves queue a")),
+            ("a|gpu", &[("*", &["@own"], false), ("a", &[], false)], Some("no executor has label gpu")),
+            ("a", &[("b", &[], false), ("c", &[], false)], Some("none of 2 executors serves queue a")),
             ("a|@own", &[("*", &["@own", "@other"], false)], None),
             ("a|gpu", &[], Some("no executor lives")),
-            ("a|gpu", &[("b", &["gpu"], false)], Some("none of 1 executors serves queue a")),
+            ("a|gpu", &[("b", &["gpu"], false)], Some("no executor serves queue a")),
             ("a|gpu", &[("a", &[], false), ("b", &["gpu"], false)], Some("no executor has label gpu")),
             ("a|gpu", &[("*", &["gpu"], false)], None),
             ("a|gpu", &[("a", &["gpu"], true)], Some("all executors that serve queue a drain")),

@@ -1,7 +1,11 @@
 //! Workers that poll: answers that do not arrive, and what is fetched ahead.
 
 use super::Door;
+use minutehand::keys::Guard;
+use minutehand::model::runs::Runs;
+use minutehand::model::{QueueName, UnixMs};
 use minutehand::pod::{Pod, PodSettings};
+use minutehand::store::{At, member, queue};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -98,6 +102,8 @@ async fn an_answer_that_does_not_arrive_is_no_attempt() {
         poll["arrived"] = arrived;
         let answer = door.post("/v1/poll", poll).await;
         assert_eq!((answer.0, &answer.1["code"]), (422, &json!(code)), "{}", answer.1);
+        let field = if code == "too_many" { "arrived" } else { "arrived[0]" };
+        assert_eq!(answer.1["field"], json!(field));
     }
     stop.cancel();
     pod.await.unwrap().unwrap();
@@ -131,11 +137,11 @@ async fn what_is_fetched_ahead_for_a_worker_that_stays_away_goes_to_others() {
         last
     };
     let kept = run("quick", 50).await;
-    let inbox: bytes::Bytes =
-        minutehand::keys::Guard::room(door.space.namespace(), "x:poll.quick").key("inbox");
-    let at = minutehand::store::At::Key(&inbox);
-    let ahead =
-        door.space.store().command("LLEN", at, vec![inbox.clone()]).await.unwrap().int("LLEN").unwrap();
+    // What it has in hand and what was fetched beyond that, wherever it lies.
+    let known = Guard::room(door.space.namespace(), "x:poll.quick").key("slots");
+    let at = At::Key(&known);
+    let hand = door.space.store().command("HGET", at, vec![known.clone(), "hand".into()]).await.unwrap();
+    let ahead = hand.int("HGET").unwrap() - 1;
     assert!(ahead > 0, "its tasks are short");
     // It has one in hand and does not come again: another one gets all that is left.
     let last = tokio::time::timeout(NEVER / 3, run("other", 150)).await.unwrap();
@@ -143,6 +149,79 @@ async fn what_is_fetched_ahead_for_a_worker_that_stays_away_goes_to_others() {
         let (_, answer) = door.post("/v1/acks", json!({"worker": worker, "acks": [ack]})).await;
         assert_eq!(answer["acks"][0]["state"], json!("succeeded"));
     }
+    stop.cancel();
+    pod.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_times_of_a_polling_worker_make_averages_and_leases() {
+    let door = Door::open().await;
+    let stop = CancellationToken::new();
+    let _end = stop.clone().drop_guard();
+    let pod = tokio::spawn(Pod::new(door.space.clone(), PodSettings::default()).run(stop.clone()));
+    let auto = QueueName::new("auto").unwrap();
+    for (queue, lease) in [("auto", json!("auto")), ("fixed", json!(5_000))] {
+        let patch = door.ask(reqwest::Method::PATCH, &format!("/v1/queues/{queue}"));
+        let patch =
+            patch.header("content-type", "application/json").body(json!({"lease": lease}).to_string());
+        assert_eq!(patch.send().await.unwrap().status(), 200, "{queue}");
+    }
+    // Others have run such tasks before.
+    let mut runs = Runs::default();
+    (0..100).for_each(|_| runs.add(60_000, false));
+    queue::add_runs(&door.space, &[(auto.clone(), runs)]).await.unwrap();
+
+    let poll = |queue: &str| json!({"worker": "w", "queues": [queue], "slots": 1, "wait_ms": 20_000});
+    let mut rows = Vec::new();
+    for (queue, lease_ms, ack) in [
+        ("auto", 210_000, json!({"outcome": "failed", "took_ms": 90_000})),
+        ("fixed", 5_000, json!({"outcome": "succeeded", "took_ms": 12})),
+    ] {
+        door.submit(json!({"queue": queue, "retries": 0})).await;
+        let task = next(&door, &poll(queue)).await;
+        assert_eq!(task["lease_ms"], json!(lease_ms), "{queue}");
+        // A renewal that says nothing else is for as long.
+        let renew = json!({"worker": "w", "executions": [{"execution_id": task["execution_id"]}]});
+        let (_, held) = door.post("/v1/renew", renew).await;
+        let until = held["executions"][0]["lease_until"].as_str().unwrap();
+        let left_ms = UnixMs::parse_rfc3339(until).unwrap().0 - door.space.clock().now_ms();
+        assert!((lease_ms - 1_000..=lease_ms + 1_000).contains(&left_ms), "{queue}: {left_ms}");
+        let mut ack = ack;
+        ack["execution_id"] = task["execution_id"].clone();
+        rows.push(ack);
+    }
+    let (_, answer) = door.post("/v1/acks", json!({"worker": "w", "acks": rows})).await;
+    assert_eq!(
+        (&answer["acks"][0]["state"], &answer["acks"][1]["state"]),
+        (&json!("dead"), &json!("succeeded"))
+    );
+
+    // Pods hear of the averages with one of the next polls, long before the usual report.
+    let told = async {
+        let mut idle = poll("auto");
+        idle["wait_ms"] = json!(0);
+        loop {
+            door.post("/v1/poll", idle.clone()).await;
+            let live = member::roll(&door.space).await.unwrap().live;
+            let worker = live.into_iter().find(|one| one.id == "poll.w").unwrap();
+            if worker.averages.len() == 2 {
+                return worker;
+            }
+        }
+    };
+    let worker = tokio::time::timeout(NEVER, told).await.unwrap();
+    assert_eq!(worker.averages, [("auto".to_owned(), 90_000.0), ("fixed".to_owned(), 12.0)]);
+    assert!(worker.beats > 0 && worker.load_ms == 0.0, "{worker:?}");
+    // What was not told yet is told when the door closes.
+    door.stop.cancel();
+    let known = async {
+        while queue::runs(&door.space, &auto).await.unwrap().count() < 101 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        queue::runs(&door.space, &auto).await.unwrap()
+    };
+    let runs = tokio::time::timeout(NEVER, known).await.unwrap();
+    assert_eq!((runs.count(), runs.failed(), runs.max_ms()), (101, 1, 90_000));
     stop.cancel();
     pod.await.unwrap().unwrap();
 }
