@@ -8,7 +8,7 @@ use crate::model::{
 use crate::store::due::{self, Claim, ClaimAnswer, Claimed, Granted};
 use crate::store::intake::{self, Row, RowAnswer, Sending, SubmitAnswer};
 use crate::store::run::{self, AckAnswer, AckRow, Outcome};
-use crate::store::{Birth, Space};
+use crate::store::{Birth, Space, check};
 use bytes::Bytes;
 
 use super::bed::Bed;
@@ -87,6 +87,12 @@ pub async fn claim(space: &Space, claim: &Claim) -> Claimed {
         ClaimAnswer::Held(claimed) => claimed,
         ClaimAnswer::NotHolder { until } => panic!("another pod holds the bucket until {until}"),
     }
+}
+
+/// Audits the namespace; nothing may be damaged.
+pub async fn sound(space: &Space) {
+    let report = check::check(space, check::CheckOptions::default()).await.expect("check");
+    assert!(report.ok, "{report:#?}");
 }
 
 /// An ack of a granted task.

@@ -6,6 +6,7 @@ use minutehand::clock::mono;
 use minutehand::dev::redis::{Fsync, PrivateServer, ServerBinary, ServerOptions};
 use minutehand::model::{Durability, Key, TaskId};
 use minutehand::store::{ConnectSettings, Space, Store, StoreError, read};
+use minutehand::testing::bed::until;
 use minutehand::testing::fault::{Behind, Fault, FaultProxy};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -185,17 +186,18 @@ async fn submit_through_a_failover(level: Durability) -> Failover {
     let mut sent = JoinSet::new();
     let (mut paused, mut failed, mut heir) = (mono(), mono(), None);
     for round in 0..ROUNDS {
-        let (client, first) = (client.clone(), Arc::clone(&first));
+        let (client, answered) = (client.clone(), Arc::clone(&first));
         sent.spawn(async move {
             let all = round * BATCH..(round + 1) * BATCH;
             // Broken off by the fail-over: all of them are sent again.
             let Ok(told) = client.submit_batch(all.clone().map(keyed).collect()).await else { return };
             let at = mono();
             let stand = all.zip(told).filter_map(|(n, told)| Some((n, (told.ok()?.id, at))));
-            first.lock().extend(stand);
+            answered.lock().extend(stand);
         });
         tokio::time::sleep(Duration::from_millis(50)).await;
         if round == ROUNDS / 3 {
+            until("most of them stand", async || first.lock().len() >= ROUNDS / 4 * BATCH).await;
             paused = mono();
             link.set(Fault { half_open: true, ..Fault::default() });
         }
@@ -248,7 +250,7 @@ async fn a_failover_past_a_paused_link_takes_nothing_that_waited_for_a_replica()
     let before = told.answered(told.paused - NEVER, told.paused);
     let meanwhile = told.answered(told.paused + IN_FLIGHT, told.failed);
     println!("wait:1: {before} answered, {meanwhile} while the link was paused");
-    assert!(before >= 400, "{before}");
+    assert!(before >= 350, "{before}");
     assert_eq!((meanwhile, told.lost()), (0, Vec::new()));
 }
 

@@ -5,7 +5,7 @@ use minutehand::model::{Priority, State, UnixMs};
 use minutehand::store::due::{self, Claim, Expected};
 use minutehand::store::intake::{self, RowAnswer, Sending, SubmitAnswer};
 use minutehand::store::run::{self, StartRow};
-use minutehand::store::{Space, check, read};
+use minutehand::store::{Space, read};
 use minutehand::testing::bed::Bed;
 use minutehand::testing::fixtures::*;
 
@@ -21,11 +21,6 @@ async fn at(space: &Space, now: i64, expected: i64) -> due::Claimed {
 async fn start(space: &Space, task: &due::Granted) {
     let row = StartRow { id: task.id, grant: task.grant, lease_ms: LEASE };
     run::start(space, bucket(), "ex-1", &[row]).await.unwrap();
-}
-
-async fn sound(space: &Space) {
-    let report = check::check(space, check::CheckOptions::default()).await.unwrap();
-    assert_eq!(report.count(), 0, "{report:?}");
 }
 
 /// Claims once a second from `from` on until the task's lease has lapsed; answers after how many ms.

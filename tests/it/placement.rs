@@ -6,7 +6,6 @@ use minutehand::model::event::Move;
 use minutehand::model::queue::{Collapse, PlacementSettings, placement_rate};
 use minutehand::model::{Key, LaneCode, Namespace, Priority, QueueName, Spec, State, TaskId, UnixMs};
 use minutehand::pod::{Pod, PodSettings};
-use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::due::{self, Claim, Claimed, Granted};
 use minutehand::store::intake::{self, Backlog, Row, RowAnswer, Sending, SubmitAnswer, WishAnswer};
 use minutehand::store::read::{self, Waits};
@@ -55,11 +54,6 @@ async fn all(space: &Space, ask: &mut Claim) -> Vec<TaskId> {
 
 fn ids(claimed: &Claimed) -> Vec<TaskId> {
     claimed.tasks.iter().map(|task| task.id).collect()
-}
-
-async fn sound(space: &Space) {
-    let report = check(space, CheckOptions::default()).await.unwrap();
-    assert!(report.ok, "{report:#?}");
 }
 
 async fn held(space: &Space) -> i64 {

@@ -22,11 +22,6 @@ use super::foreign::Planted;
 
 const HOUR: i64 = 3_600_000;
 
-async fn sound(space: &Space) {
-    let report = check(space, CheckOptions::default()).await.unwrap();
-    assert!(report.ok, "{report:#?}");
-}
-
 fn hold(task: &Granted, lease_ms: i64) -> StartRow {
     StartRow { id: task.id, grant: task.grant, lease_ms }
 }

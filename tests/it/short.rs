@@ -7,7 +7,6 @@ use minutehand::dev::redis::ServerOptions;
 use minutehand::limits;
 use minutehand::model::spec::Key;
 use minutehand::model::{PlanName, Priority, Spec, TaskId, UnixMs};
-use minutehand::store::check::{CheckOptions, check};
 use minutehand::store::due::{self, Claim, ReleaseAnswer};
 use minutehand::store::intake::{self, Row, Sending};
 use minutehand::store::member::{self, ExecutorRecord, Offer, OfferAnswer, Take};
@@ -20,11 +19,6 @@ const HOUR: i64 = 3_600_000;
 /// The longest that one call may keep the server's main thread. Its own time is measured, since on a busy machine
 /// SLOWLOG shows for how long others had the processor.
 const BAR_US: u64 = 10_000;
-
-async fn sound(space: &Space) {
-    let report = check(space, CheckOptions::default()).await.unwrap();
-    assert!(report.ok, "{report:#?}");
-}
 
 fn hold(task: &due::Granted, lease_ms: i64) -> StartRow {
     StartRow { id: task.id, grant: task.grant, lease_ms }

@@ -9,7 +9,7 @@ use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::due::{self, Claim, Quota};
 use minutehand::store::intake::RowAnswer;
 use minutehand::store::run::{self, AckAnswer, Outcome, StartAnswer, StartRow};
-use minutehand::store::{Space, check, events, read};
+use minutehand::store::{Space, events, read};
 use minutehand::testing::bed::Bed;
 use minutehand::testing::fixtures::*;
 use minutehand::testing::snapshot::snapshot;
@@ -32,12 +32,6 @@ async fn tend(space: &Space) -> due::Claimed {
 
 async fn state(space: &Space, id: TaskId) -> State {
     read::get(space, id).await.unwrap().unwrap().state
-}
-
-/// The law holds and every place is in order.
-async fn sound(space: &Space) {
-    let report = check::check(space, check::CheckOptions::default()).await.unwrap();
-    assert_eq!(report.count(), 0, "{report:?}");
 }
 
 #[tokio::test]
