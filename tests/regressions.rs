@@ -11,6 +11,7 @@ use minutehand::model::{
 };
 use minutehand::pod::{Pod, PodSettings};
 use minutehand::store::due::Claim;
+use minutehand::store::intake::{self, WishAnswer};
 use minutehand::store::member::ExecutorRecord;
 use minutehand::store::{Space, events, member, read};
 use minutehand::testing::bed::Bed;
@@ -201,4 +202,26 @@ async fn r6_a_burst_over_many_due_sets_does_not_stand_still() {
     let second = claim(&space, &ask).await;
     assert_eq!((second.tasks.len(), second.backlog), (220, 0));
     assert_eq!(second.next_due, Some(UnixMs(T0 + 500)));
+}
+
+/// 7. A task that was cancelled between a leap of the server's clock ahead and one back, with no claim in between, was not
+///    known any more until the clock had caught up.
+#[tokio::test]
+async fn r7_what_ended_before_a_leap_back_is_remembered() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    let id = task(&space, "push", T0 + 900_000).await;
+    claim(&space, &claim_all("pod-1")).await;
+    space.inject_now(Some(T0 + 60_000));
+    let told = intake::cancel(&space, bucket(), "test", "a test", &[id]).await.unwrap();
+    assert_eq!(told, [WishAnswer::Done]);
+    for now in [T0 + 60_000, T0, T0 + 30_000, T0 + 120_000] {
+        space.inject_now(Some(now));
+        assert_eq!(
+            read::get(&space, id).await.unwrap().map(|found| found.state),
+            Some(State::Cancelled),
+            "{now}"
+        );
+    }
+    sound(&space).await;
 }
