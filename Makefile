@@ -7,7 +7,7 @@ CARGO ?= cargo
 SERVER = $$(scripts/get-server)
 WITH_SERVER = set -e; server=$(SERVER); export MINUTEHAND_REDIS_SERVER="$$server";
 
-.PHONY: demo test cases fuzz bench bench-peers chaos chaos-cluster chaos-sentinel chaos-valkey e2e-cluster e2e-sentinel e2e-valkey \
+.PHONY: demo test cases fuzz bench bench-peers flame chaos chaos-cluster chaos-sentinel chaos-valkey e2e-cluster e2e-sentinel e2e-valkey \
 	lint docs server help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo 'make fuzz    each decoder under libFuzzer for FUZZ_SECONDS (60); FUZZ="spec journal" for some'
 	@echo 'make bench   what a task costs, beside the floor; BENCH="lifecycle --rounds 3" for one of them'
 	@echo 'make bench-peers  the same work by other schedulers, installed under target/peers; PEERS="--only bullmq"'
+	@echo 'make flame   where the server'"'"'s time goes, as life.svg; needs perf'
 	@echo 'make lint    formatting and clippy, warnings denied'
 	@echo 'make docs    documentation of the crate, warnings denied'
 	@echo 'make server  print the path of the Redis server that all of these use'
@@ -77,6 +78,9 @@ bench:
 # By hand: it fetches the others from their package registries.
 bench-peers:
 	@$(WITH_SERVER) $(CARGO) bench --features testing --bench bench -- peers $(PEERS)
+
+flame:
+	@scripts/flame life.svg redis-server $${BENCH:-lifecycle --rounds 3 --no-speed}
 
 lint:
 	$(CARGO) fmt --all --check
