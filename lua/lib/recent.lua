@@ -13,7 +13,7 @@ end
 -- those found leave the table. Answers id -> outcome and fence. Looks at `bytes` at most, a string more; nil: at all.
 local function recall(want, n, back, bytes)
   local hits, since = {}, recent_ten() - (back < 90 and back or 90)
-  need('zset', 'recents')
+  need_recent()
   -- Some may lie ahead: the clock that they were written by has leapt back, and no claim has seen it before.
   for _, t in ipairs(call('ZRANGE', P .. 'recents', '+inf', since, 'BYSCORE', 'REV', 'LIMIT', 0, 100)) do
     if n == 0 or (bytes and bytes < 0) then break end
