@@ -1,8 +1,9 @@
 //! Who may do what: every route of the API stands in a group that one role is for.
 //!
 //! Tokens are read from Redis every few seconds and whenever one was made or revoked; a request costs no call. Where the
-//! port is open (on a loopback address, or by `--insecure`), everybody who reaches it may do everything; then pages of
-//! other sites are kept out by `Host` and `Origin`, since a browser on this machine reaches it too.
+//! port is open (on a loopback address, or by `--insecure`), everybody who reaches it may do everything, but who shows a
+//! token may do what that is for; then pages of other sites are kept out by `Host` and `Origin`, since a browser on this
+//! machine reaches it too.
 
 use super::Api;
 use super::caller::{Caller, forbidden};
@@ -29,9 +30,9 @@ const READ_EVERY: Duration = Duration::from_secs(5);
 /// Whether callers must show a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Door {
-    /// Everybody who reaches the port may do everything; names of this machine only.
+    /// Everybody who reaches the port and shows no token may do everything; names of this machine only.
     Loopback,
-    /// Everybody who reaches the port may do everything.
+    /// Everybody who reaches the port and shows no token may do everything.
     Open,
     /// Only with a token.
     Tokens,
@@ -77,24 +78,23 @@ impl Keeper {
         peer: IpAddr,
         roles: &[Role],
     ) -> Result<Caller, Problem> {
-        match self.door {
-            Door::Loopback => {
-                same_machine(headers)?;
-                return Ok(Caller::new(format!("http:{peer}"), Vec::new()));
-            }
-            Door::Open => return Ok(Caller::new(format!("http:{peer}"), Vec::new())),
-            Door::Tokens => {}
+        if self.door == Door::Loopback {
+            same_machine(headers)?;
         }
-        let now = clock::mono();
-        let Some(given) = headers.get(header::AUTHORIZATION) else {
-            return Err(unauthorized("this needs a token: Authorization: Bearer mh_…"));
-        };
+        let given = headers.get(header::AUTHORIZATION);
         let token = given
-            .to_str()
-            .ok()
-            .and_then(|text| text.split_once(' '))
+            .and_then(|given| given.to_str().ok()?.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
             .and_then(|(_, token)| token.trim().parse::<TokenText>().ok());
+        // An open port looks at what reads as one of our tokens: who shows one wants to be known by it, and other
+        // credentials are for whatever stands before this port.
+        if self.door != Door::Tokens && token.is_none() {
+            return Ok(Caller::new(format!("http:{peer}"), Vec::new()));
+        }
+        if given.is_none() {
+            return Err(unauthorized("this needs a token: Authorization: Bearer mh_…"));
+        }
+        let now = clock::mono();
         let tokens = self.tokens.read();
         let found = token.as_ref().and_then(|token| {
             let record = tokens.get(&token.id);

@@ -622,6 +622,42 @@ async fn failed_logins_are_limited_and_good_ones_are_not() {
 }
 
 #[tokio::test]
+async fn a_token_that_is_shown_where_none_is_needed_counts() {
+    let door = Door::open().await;
+    let client = Client::new(door.space.clone());
+    let new = NewToken {
+        name: "s".to_owned(),
+        roles: vec!["submit".parse().unwrap()],
+        queues: vec!["mail".parse().unwrap()],
+        expires_after_ms: None,
+    };
+    let token = client.token_create(new, "test").await.unwrap().0.to_string();
+    let status = async |token: &str| {
+        let answer = door.ask(Method::GET, "/v1/status").bearer_auth(token).send().await.unwrap();
+        answer.status().as_u16()
+    };
+    // The port hears of new tokens by itself; until then this one is not good.
+    let heard = tokio::time::timeout(Duration::from_secs(20), async {
+        while status(&token).await == 401 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    heard.await.unwrap();
+    assert_eq!(status(&token).await, 403, "it is no token for reading");
+    let submit = async |queue: &str| {
+        let request = door.ask(Method::POST, "/v1/tasks").header("content-type", "application/json");
+        let body = json!({"queue": queue, "in_ms": 60_000}).to_string();
+        request.bearer_auth(&token).body(body).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!((submit("mail").await, submit("other").await), (201, 403));
+    let wrong = format!("mh_{}_{}", "a".repeat(10), "b".repeat(43));
+    assert_eq!(status(&wrong).await, 401);
+    // What is no token of ours is for whoever stands before the port.
+    assert_eq!(status("eyJhbGciOi.J9.x").await, 200);
+    assert_eq!(door.get("/v1/status").await.0, 200);
+}
+
+#[tokio::test]
 async fn pages_of_other_sites_do_nothing_on_an_open_port() {
     let door = Door::open().await;
     let request = door.ask(Method::POST, "/v1/thaw").header("content-type", "application/json");
