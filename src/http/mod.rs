@@ -106,9 +106,7 @@ impl Api {
             check: Semaphore::new(1),
         };
         let keeper = Arc::new(access::Keeper::new(door));
-        if door == Door::Tokens {
-            tokio::spawn(Arc::clone(&keeper).keep(client.clone(), shutdown.clone()));
-        }
+        tokio::spawn(Arc::clone(&keeper).keep(client.clone(), shutdown.clone()));
         let door = executor::door::Door::new(client.space().clone(), shutdown.clone());
         let poll_wait = clock::ms(limits::POLL_WAIT_MAX_MS);
         Self {
