@@ -288,6 +288,10 @@ pub const OUTCOME_WAIT_MAX_MS: i64 = 300_000;
 pub const OUTCOME_REFUSALS_MAX: u32 = 9;
 /// Deliveries of one pod that are under way at a time; those to one host are bounded as all web calls are.
 pub const OUTCOME_DELIVERIES_MAX: usize = 64;
+/// Subscriptions that a pod reports as not delivered; further ones are in its log.
+pub const OUTCOME_TROUBLES_MAX: usize = 16;
+/// Longest cause that it reports of each: it is a part of every heartbeat.
+pub const OUTCOME_WHY_MAX_BYTES: usize = 200;
 
 /// Bytes that handlers may keep for one task.
 pub const MARK_MAX_BYTES: usize = 256 << 10;

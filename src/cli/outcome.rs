@@ -114,7 +114,12 @@ pub async fn run(command: &OutcomeCommand, loaded: &Loaded, output: Output) -> R
             render::show(output, &shown, |_| {
                 let wish = &found.subscription;
                 let oldest = behind.oldest.map_or_else(String::new, |at| format!(", the oldest of {at}"));
-                render::pairs(&[
+                let failing = behind.why.as_deref().map(|why| {
+                    let times =
+                        if behind.tries == 1 { "once" } else { &format!("{} times in a row", behind.tries) };
+                    ("failing", format!("{times}: {}", render::safe(why)))
+                });
+                let mut pairs = vec![
                     ("subscription", name.to_string()),
                     ("hears of", render::safe(&wish.of())),
                     (
@@ -128,7 +133,9 @@ pub async fn run(command: &OutcomeCommand, loaded: &Loaded, output: Output) -> R
                     ("version", found.version.to_string()),
                     ("not got yet", format!("{}{oldest}", behind.waiting)),
                     ("missed lately", format!("at most {}", behind.missed)),
-                ])
+                ];
+                pairs.extend(failing);
+                render::pairs(&pairs)
             });
         }
         OutcomeCommand::Unsubscribe(arg) => {

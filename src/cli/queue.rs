@@ -263,7 +263,11 @@ impl QueueSet {
 fn figures(stats: &QueueStats) -> String {
     let figures = &stats.figures;
     let ms = |ms: Option<i64>| ms.map_or_else(|| "-".to_owned(), |ms| Span::from_ms(ms).to_string());
-    let mut lines = vec![format!("queue {}: {} runs in the last hours", stats.queue, figures.runs)];
+    let mut lines = vec![format!(
+        "queue {}: {} in the last hours",
+        stats.queue,
+        format_args!("{} {}", figures.runs, if figures.runs == 1 { "run" } else { "runs" })
+    )];
     if figures.runs > 0 {
         let rate = figures.failure_rate * 100.0;
         lines.push(format!("failed     {} ({rate:.1} %)", figures.failed));

@@ -35,6 +35,16 @@ pub struct Behind {
     pub oldest: Option<UnixMs>,
     /// Outcomes that were lost to it since it last got some: at most so many.
     pub missed: u64,
+    /// Deliveries that failed in a row, at the pod where that were most, as it last reported.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub tries: u32,
+    /// Why the last of them failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
 }
 
 /// Outcomes that came together.
@@ -170,7 +180,11 @@ impl Client {
         let batch = stream.look().await?;
         let waiting = batch.outcomes.len() as u64;
         let oldest = batch.outcomes.iter().map(|outcome| outcome.at).min();
-        Ok(Behind { waiting, oldest, missed: batch.missed })
+        let pods = self.pods().await?;
+        let failing = pods.into_iter().flat_map(|pod| pod.undelivered);
+        let worst = failing.filter(|one| one.subscription == name.as_str()).max_by_key(|one| one.tries);
+        let (tries, why) = worst.map_or((0, None), |one| (one.tries, Some(one.why)));
+        Ok(Behind { waiting, oldest, missed: batch.missed, tries, why })
     }
 
     /// Fetches the outcomes of a subscription that has no address, from where it is.

@@ -1,7 +1,7 @@
 //! When a failed task is tried again.
 
 use super::field::{FieldError, Reason, shown};
-use super::slice::parse_duration_ms;
+use super::slice::{duration_text, parse_duration_ms};
 use crate::limits;
 use std::fmt;
 use std::str::FromStr;
@@ -94,17 +94,12 @@ impl Retry {
 
 impl fmt::Display for Retry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (base, cap) = (duration_text(self.base_ms.into()), duration_text(self.cap_ms.into()));
         match self.growth {
-            Growth::Fixed => write!(f, "fixed:{}ms", self.base_ms),
-            Growth::Linear => write!(f, "linear:{}ms:{}ms", self.base_ms, self.cap_ms),
+            Growth::Fixed => write!(f, "fixed:{base}"),
+            Growth::Linear => write!(f, "linear:{base}:{cap}"),
             Growth::Exponential { factor_percent } => {
-                write!(
-                    f,
-                    "exponential:{}ms:x{}:{}ms",
-                    self.base_ms,
-                    f64::from(factor_percent) / 100.0,
-                    self.cap_ms
-                )
+                write!(f, "exponential:{base}:x{}:{cap}", f64::from(factor_percent) / 100.0)
             }
         }
     }

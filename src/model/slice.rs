@@ -126,6 +126,20 @@ impl fmt::Display for Minute {
     }
 }
 
+/// Writes a length of time as [`parse_duration_ms`] reads it: `250ms`, `1h30m`; a negative one as none.
+pub fn duration_text(ms: i64) -> String {
+    const UNITS: [(i64, &str); 5] =
+        [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
+    let (mut rest, mut text) = (ms, String::new());
+    for (size, unit) in UNITS {
+        if rest >= size {
+            text += &format!("{}{unit}", rest / size);
+            rest %= size;
+        }
+    }
+    if text.is_empty() { "0s".to_owned() } else { text }
+}
+
 /// Reads a length of time: `250ms`, `10s`, `5m`, `2h`, `3d`, or several in a row (`1h30m`).
 pub fn parse_duration_ms(field: &'static str, text: &str) -> Result<i64, FieldError> {
     let wrong = |why: &str| {

@@ -116,6 +116,7 @@ async fn tick(
         cpu_permille,
         loads: loads.iter().map(|load| (load.bucket, load.busy_permille, load.starved_permille)).collect(),
         queues_epoch,
+        undelivered: shared.undelivered.lock().clone(),
     };
     let pods = member::beat_pod(space, &me, settings.lock_ms).await?;
     let roll = member::roll(space).await?;

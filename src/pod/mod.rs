@@ -28,7 +28,8 @@ use crate::limits;
 use crate::model::Priority;
 use crate::model::complaints::Complaints;
 use crate::model::route::Policy;
-use crate::store::{Space, StoreError, member};
+use crate::store::member::{self, Undelivered};
+use crate::store::{Space, StoreError};
 use crate::webhook::SenderSettings;
 use allotments::Limits;
 use decider::DeciderSettings;
@@ -36,6 +37,7 @@ pub use digest::DigestSettings;
 use dispatch::Dispatcher;
 use meter::Meters;
 use pace::Pace;
+use parking_lot::Mutex;
 use ready::Readiness;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -148,6 +150,8 @@ pub(crate) struct Shared {
     pub ready: Arc<Readiness>,
     pub complaints: Complaints,
     pub tally: Arc<PodTally>,
+    /// Of the latest tries.
+    pub undelivered: Mutex<Vec<Undelivered>>,
     pub meters: Meters,
     pub view: watch::Receiver<Arc<View>>,
 }
@@ -209,6 +213,7 @@ impl Pod {
             ready: self.ready,
             complaints: Complaints::default(),
             tally: self.tally,
+            undelivered: Mutex::default(),
             meters: Meters::default(),
             view,
         });

@@ -12,6 +12,7 @@ use crate::metric;
 use crate::model::outcome::{EntryId, Outcome, Place, wait_ms};
 use crate::model::share::fair_share;
 use crate::model::{Bucket, Subscription, SubscriptionName};
+use crate::store::member::Undelivered;
 use crate::store::outcome::{self, Taken};
 use crate::store::{StoreError, queue};
 use crate::webhook::{Message, SendError, Sender};
@@ -56,8 +57,17 @@ fn is_zero(n: &u64) -> bool {
 struct Health {
     failures: u32,
     refusals: u32,
+    /// Why the last one failed.
+    why: String,
     until: Option<Instant>,
     under_way: usize,
+}
+
+impl Health {
+    /// Deliveries that failed in a row.
+    fn tries(&self) -> u32 {
+        self.failures + self.refusals
+    }
 }
 
 /// What became of a delivery.
@@ -152,9 +162,14 @@ impl Work {
         }
         *ever = true;
         let names: Vec<SubscriptionName> = table.subscriptions.keys().cloned().collect();
-        self.health
-            .lock()
-            .retain(|name, health| health.under_way > 0 || table.subscriptions.contains_key(name));
+        {
+            let mut health = self.health.lock();
+            let before = health.len();
+            health.retain(|name, health| health.under_way > 0 || table.subscriptions.contains_key(name));
+            if health.len() < before {
+                self.report(&health);
+            }
+        }
         let (mut moved, mut waiting, mut oldest_ms) = (false, 0, 0);
         for some in self.share().chunks(AT_ONCE) {
             let takes = some
@@ -213,7 +228,7 @@ impl Work {
             let health = health.entry(name.clone()).or_default();
             // One that failed is asked by one call alone until it answers again.
             let waits = health.until.is_some_and(|until| until > clock::mono());
-            if waits || (health.failures + health.refusals > 0 && health.under_way > 0) {
+            if waits || (health.tries() > 0 && health.under_way > 0) {
                 return false;
             }
             if !self.under_way.lock().insert((bucket, name.clone())) {
@@ -298,8 +313,16 @@ impl Work {
             Verdict::Delivered => {
                 metric::handles().outcome_deliveries.add("delivered", 1);
                 metric::handles().outcomes_delivered.increment(n);
-                if let Some(health) = self.health.lock().get_mut(name) {
-                    (health.failures, health.refusals, health.until) = (0, 0, None);
+                {
+                    let mut table = self.health.lock();
+                    let well = Health {
+                        under_way: table.get(name).map_or(0, |health| health.under_way),
+                        ..Health::default()
+                    };
+                    let before = table.get_mut(name).map(|health| std::mem::replace(health, well));
+                    if before.is_some_and(|health| health.tries() > 0) {
+                        self.report(&table);
+                    }
                 }
                 let passed = Place { done: end, planned: end, cut_seen: cut, given_up: 0 };
                 self.pass(bucket, name, &passed, lost).await?;
@@ -317,8 +340,12 @@ impl Work {
                 }
                 tracing::warn!(%bucket, subscription = %name, outcomes = n, why, "outcomes are given up: their receiver does not take them");
                 metric::handles().outcomes_dropped.add("refused", n);
-                if let Some(health) = self.health.lock().get_mut(name) {
-                    health.refusals = 0;
+                {
+                    let mut table = self.health.lock();
+                    if let Some(health) = table.get_mut(name) {
+                        health.refusals = 0;
+                    }
+                    self.report(&table);
                 }
                 let passed = Place { done: end, planned: end, cut_seen: cut, given_up: missed + n };
                 self.pass(bucket, name, &passed, lost).await?;
@@ -340,21 +367,39 @@ impl Work {
         Ok(passed)
     }
 
+    /// Has the pod's next heartbeat tell what could not be delivered, the worst first.
+    fn report(&self, health: &HashMap<SubscriptionName, Health>) {
+        let failing = health.iter().filter(|(_, health)| health.tries() > 0);
+        let mut all: Vec<Undelivered> = failing
+            .map(|(name, health)| Undelivered {
+                subscription: name.to_string(),
+                tries: health.tries(),
+                why: health.why.clone(),
+            })
+            .collect();
+        all.sort_unstable_by(|a, b| b.tries.cmp(&a.tries).then_with(|| a.subscription.cmp(&b.subscription)));
+        all.truncate(limits::OUTCOME_TROUBLES_MAX);
+        *self.shared.undelivered.lock() = all;
+    }
+
     /// Notes that a delivery did not arrive; answers how many were refused in a row.
     fn failed(&self, name: &SubscriptionName, refused: bool, after_ms: Option<i64>, why: &str) -> u32 {
-        let mut health = self.health.lock();
-        let Some(health) = health.get_mut(name) else { return 0 };
+        let mut table = self.health.lock();
+        let Some(health) = table.get_mut(name) else { return 0 };
         if refused {
             health.refusals += 1;
         } else {
             (health.failures, health.refusals) = (health.failures.saturating_add(1), 0);
         }
-        let tries = health.failures + health.refusals;
+        let tries = health.tries();
         let wait = clock::ms(wait_ms(tries)).mul_f64(fastrand::f64().mul_add(0.2, 0.8));
         let wait = after_ms.map_or(wait, clock::ms);
         health.until = Some(clock::mono() + wait);
+        why[..why.floor_char_boundary(limits::OUTCOME_WHY_MAX_BYTES)].clone_into(&mut health.why);
+        let refusals = health.refusals;
+        self.report(&table);
         tracing::info!(subscription = %name, tries, wait_ms = wait.as_millis() as u64, why, "outcomes could not be delivered; trying again");
-        health.refusals
+        refusals
     }
 
     async fn send(

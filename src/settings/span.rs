@@ -1,6 +1,6 @@
 //! A length of time in settings: `"3s"`.
 
-use crate::model::slice::parse_duration_ms;
+use crate::model::slice::{duration_text, parse_duration_ms};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::time::Duration;
@@ -28,19 +28,7 @@ impl Span {
 
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(i64, &str); 5] =
-            [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
-        if self.0 == 0 {
-            return f.write_str("0s");
-        }
-        let mut rest = self.0;
-        for (size, unit) in UNITS {
-            if rest >= size {
-                write!(f, "{}{unit}", rest / size)?;
-                rest %= size;
-            }
-        }
-        Ok(())
+        f.write_str(&duration_text(self.0))
     }
 }
 

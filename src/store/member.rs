@@ -101,6 +101,20 @@ pub struct PodRecord {
     /// The last change of what is set for queues that it follows.
     #[serde(default)]
     pub queues_epoch: u64,
+    /// Subscriptions whose outcomes it could not deliver when it last tried, at most [`limits::OUTCOME_TROUBLES_MAX`].
+    pub undelivered: Vec<Undelivered>,
+}
+
+/// A subscription to outcomes that could not be delivered.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(default)]
+pub struct Undelivered {
+    /// Its name.
+    pub subscription: String,
+    /// Deliveries that failed in a row.
+    pub tries: u32,
+    /// Why the last one failed, at most [`limits::OUTCOME_WHY_MAX_BYTES`].
+    pub why: String,
 }
 
 fn registry(space: &Space, room: &str) -> Guard {

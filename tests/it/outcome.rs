@@ -396,6 +396,16 @@ async fn a_dead_receiver_holds_up_neither_tasks_nor_another_receiver() {
     }
     let dead = house.client.subscription_behind(&name("dead")).await.unwrap();
     assert_eq!((dead.waiting, dead.missed), (300, 0), "they wait for it");
+    // Why, the pod says with its next heartbeat.
+    house
+        .until("it is known why", async |client| {
+            client.subscription_behind(&name("dead")).await.unwrap().why.is_some()
+        })
+        .await;
+    let dead = house.client.subscription_behind(&name("dead")).await.unwrap();
+    assert!(dead.tries >= 1 && dead.why.as_deref().unwrap().contains("refused"), "{dead:?}");
+    let alive = house.client.subscription_behind(&name("alive")).await.unwrap();
+    assert_eq!((alive.tries, alive.why), (0, None));
     // Taken away, it holds nothing any more.
     assert!(house.client.unsubscribe(&name("dead")).await.unwrap());
     assert!(!house.client.unsubscribe(&name("dead")).await.unwrap());
