@@ -12,6 +12,7 @@
 
 mod grants;
 mod held;
+mod line;
 mod queue;
 mod size;
 #[cfg(test)]
@@ -20,6 +21,7 @@ mod tests;
 use self::held::Held;
 use self::held::Phase;
 pub(super) use self::held::{Arrived, Job, Pool, Recent, Verdict};
+use self::line::Line;
 pub(super) use self::queue::{Queue, Route, averaged};
 use self::size::prefetch;
 pub(super) use self::size::{PREFETCH_MAX, Size, View, ahead};
@@ -71,7 +73,7 @@ pub(super) enum End {
 struct Inner {
     held: HashMap<ExecutionId, Held>,
     recent: Recent,
-    waiting: [VecDeque<Arrived>; 2],
+    waiting: [Line; 2],
     /// Entries of `waiting` that still count; the others are skipped when they are reached.
     live: [u32; 2],
     /// What may not start yet, by the time from which on it may.
@@ -127,7 +129,7 @@ impl Inner {
             let class = if task.urgent { URGENT } else { NORMAL };
             self.early_live[class] -= 1;
             self.live[class] += 1;
-            self.waiting[class].push_back(task);
+            self.waiting[class].push(task);
         }
     }
 
@@ -154,7 +156,7 @@ impl Inner {
     }
 
     fn pop(&mut self, class: usize) -> Option<Arrived> {
-        while let Some(next) = self.waiting[class].pop_front() {
+        while let Some(next) = self.waiting[class].pop() {
             if self.held.get(&next.execution).is_some_and(|held| held.phase == Phase::Waiting) {
                 self.live[class] -= 1;
                 return Some(next);
@@ -231,7 +233,7 @@ impl Hands {
                 inner.early.insert(key, task);
             } else {
                 inner.live[class] += 1;
-                inner.waiting[class].push_back(task);
+                inner.waiting[class].push(task);
             }
             fresh += 1;
         }
@@ -379,7 +381,7 @@ impl Hands {
         let mut back = Vec::new();
         for class in [URGENT, NORMAL] {
             let early = if class == URGENT { std::mem::take(&mut inner.early) } else { BTreeMap::new() };
-            for task in std::mem::take(&mut inner.waiting[class]).into_iter().chain(early.into_values()) {
+            for task in inner.waiting[class].take().chain(early.into_values()) {
                 if inner.held.get(&task.execution).is_some_and(|held| held.phase == Phase::Waiting) {
                     inner.drop_waiting(&task.execution);
                     back.push((task.execution.id, task.execution.grant));
@@ -403,9 +405,9 @@ impl Hands {
             }
         }
         for class in [URGENT, NORMAL] {
-            for task in std::mem::take(&mut inner.waiting[class]) {
+            for task in inner.waiting[class].take() {
                 if !frozen(&task.route.queue.name, task.spec.plan.as_ref().map(PlanName::as_str)) {
-                    inner.waiting[class].push_back(task);
+                    inner.waiting[class].push(task);
                 } else if inner.held.get(&task.execution).is_some_and(|held| held.phase == Phase::Waiting) {
                     inner.drop_waiting(&task.execution);
                     back.push((task.execution.id, task.execution.grant));

@@ -151,6 +151,40 @@ fn what_ended_is_remembered_and_closing_gives_the_rest_back() {
 }
 
 #[test]
+fn queues_wait_by_turns_and_each_in_its_own_order() {
+    let now = crate::clock::mono();
+    let hands = Hands::new(Size { slots: 1, urgent_slots: 0, prefetch: 64 }, Keep::Dispatch);
+    let route = |name: &str| Route {
+        queue: Arc::new(Queue::new(QueueName::new(name).unwrap(), None)),
+        labels: Arc::default(),
+    };
+    let (crowd, other, third) = (route("crowd"), route("other"), route("third"));
+    let of = |number, route: &Route| Arrived { route: route.clone(), ..arrived(number, Priority::P3, now) };
+    let crowded: Vec<Arrived> = (0..6).map(|number| of(number, &crowd)).collect();
+    assert_eq!(hands.arrive(crowded).unwrap(), 6);
+    let (mut order, mut next) = (Vec::new(), hands.launch(now).pop().map(|(_, job)| job));
+    // These come when six are there already: the first of them waits for the one that runs, and for one more.
+    hands.arrive(vec![of(10, &other), of(11, &other), of(20, &third)]).unwrap();
+    while let Some(Job { task, .. }) = next {
+        order.push(task.execution);
+        next = hands.finish(&task.execution, Pool::Normal, &task.route.queue, End::Dropped, now);
+    }
+    let wanted = [
+        (0, &crowd),
+        (1, &crowd),
+        (10, &other),
+        (20, &third),
+        (2, &crowd),
+        (11, &other),
+        (3, &crowd),
+        (4, &crowd),
+        (5, &crowd),
+    ];
+    assert_eq!(order[..], wanted.map(|(number, route)| of(number, route).execution));
+    assert!(hands.launch(now).is_empty() && hands.view().held == 0);
+}
+
+#[test]
 fn the_memory_of_ended_executions_is_bounded() {
     let mut recent = Recent::default();
     let now = crate::clock::mono();
