@@ -9,3 +9,4 @@ pub mod fuzz;
 pub mod invariants;
 pub mod process;
 pub mod snapshot;
+pub mod stalls;

@@ -25,6 +25,7 @@ use minutehand::store::member;
 use minutehand::store::{ConnectSettings, Space, Store};
 use minutehand::testing::bed::{Bed, as_limited, least_rights};
 use minutehand::testing::process::{Program, Running};
+use minutehand::testing::stalls::Stalls;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -330,35 +331,6 @@ impl Diary {
 /// Seconds with two decimals, in ms.
 fn up_ms(text: &str) -> i64 {
     text.replace('.', "").parse::<i64>().unwrap() * 10
-}
-
-/// Watches how long this machine lets a thread wait that wishes to run: what the processes cannot help.
-struct Stalls {
-    stop: Arc<AtomicBool>,
-    watch: std::thread::JoinHandle<Duration>,
-}
-
-impl Stalls {
-    fn watch() -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
-        let watch = std::thread::spawn(move || {
-            let (mut longest, nap) = (Duration::ZERO, Duration::from_millis(5));
-            while !told.load(Ordering::Relaxed) {
-                let start = minutehand::clock::mono();
-                std::thread::sleep(nap);
-                longest = longest.max(start.elapsed().saturating_sub(nap));
-            }
-            longest
-        });
-        Self { stop, watch }
-    }
-
-    /// The longest stall so far, in ms.
-    fn end(self) -> i64 {
-        self.stop.store(true, Ordering::Relaxed);
-        i64::try_from(self.watch.join().unwrap().as_millis()).unwrap()
-    }
 }
 
 fn distinct<T: std::hash::Hash + Eq>(items: impl Iterator<Item = T>) -> usize {

@@ -184,3 +184,37 @@ async fn a_queue_may_have_weights_of_its_own_and_the_oldest_may_weigh_more() {
     }
     assert!(fresh > 0, "nobody starves");
 }
+
+/// Beside a backlog of another queue a task waits for two claims at most, also where a minute ends meanwhile, and
+/// whichever of the two queues' tasks were submitted ahead of their time.
+#[tokio::test]
+async fn a_backlog_of_another_queue_costs_two_claims_also_across_minutes() {
+    let bed = Bed::shared().await.unwrap();
+    let space = space(&bed).await;
+    // Seven seconds before a minute ends.
+    let from = T0 + 53_000;
+    add(&space, "load", Priority::P3, 20_000, from - 8_000).await;
+    let mut claim = narrow();
+    for tick in 0..12 {
+        step(&space, &mut claim, from - 7_000 + tick * 100).await;
+    }
+    let mut due_of = HashMap::new();
+    for n in 0..300 {
+        let due = from + n * 40;
+        due_of.insert(add(&space, "probe", Priority::P3, 1, due).await[0], due);
+    }
+    let mut worst = 0;
+    for tick in 0..700 {
+        let now = from + tick * 18;
+        claim.normal_limit = 1 + (tick % 6) as u32;
+        claim.limit = claim.normal_limit + 4;
+        claim.ahead_ms = 60;
+        claim.default_quota = Quota::Open { any: claim.limit, normal: claim.normal_limit };
+        for task in step(&space, &mut claim, now).await {
+            if let Some(due) = due_of.remove(&task.id) {
+                worst = worst.max(now - due);
+            }
+        }
+    }
+    assert!(due_of.is_empty() && worst <= 36, "{worst} ms; {} left", due_of.len());
+}
