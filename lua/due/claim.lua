@@ -882,6 +882,9 @@ else
   end
   local function serve(ring, want)
     local served = 0
+    -- Divided is what there is room for: more would be all for the first of them.
+    local room = ring[1] and ring[1].level >= 2 and normal_limit < limit and normal_limit or limit
+    if want > room then want = room end
     while want > 0 do
       local chunk, before = math.ceil(want / #ring), want
       for _, l in ipairs(ring) do
